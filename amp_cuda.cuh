@@ -356,7 +356,7 @@ AMPI_FN amp_result ampi_cuda_check(const amp_exec* exec, const char* place, cuda
     if (e == cudaSuccess) return AMP_OK;
     cudaGetLastError();      /* an error that does not stick is not reported twice */
     return ampi_fail(ampi_exec_logger(exec), ampi_cuda_result(e), "%s: CUDA error %d, %s", place,
-                     (int)e, cudaGetErrorString(e));
+        (int)e, cudaGetErrorString(e));
 }
 
 AMPI_FN cudaStream_t ampi_cuda_stream(const amp_exec* exec) {
@@ -367,7 +367,10 @@ AMPI_FN amp_cuda* ampi_cuda_context(const amp_exec* exec) {
     return exec ? (amp_cuda*)exec->context : NULL;
 }
 
-/* An object or a result that a call cannot do without. */
+/* Refuses an object or a result that a call cannot do without. */
+#define AMPI_CUDA_REFUSE_NULL(condition, what) \
+    do { if (condition) return ampi_cuda_missing(exec, place, what); } while (0)
+
 AMPI_FN amp_result ampi_cuda_missing(const amp_exec* exec, const char* place, const char* what) {
     return ampi_fail(ampi_exec_logger(exec), AMP_ERR_ARGUMENT, "%s: %s is NULL", place, what);
 }
@@ -430,13 +433,13 @@ AMPI_FN amp_result ampi_cuda_check_device(const amp_logger* logger) {
     if (e != cudaSuccess) {
         cudaGetLastError();
         return ampi_fail(logger, ampi_cuda_result(e), "amp_cuda: no usable GPU: CUDA error %d, %s",
-                         (int)e, cudaGetErrorString(e));
+            (int)e, cudaGetErrorString(e));
     }
-    if (10 * major + minor < 75)
-        return ampi_fail(logger, AMP_ERR_UNSUPPORTED,
-                         "amp_cuda: device %d has compute capability %d.%d, "
-                         "7.5 or newer is needed", device,
-                         major, minor);
+    AMPI_REFUSE_CALL(10 * major + minor < 75,
+        AMP_ERR_UNSUPPORTED,
+        "amp_cuda: device %d has compute capability %d.%d, "
+        "7.5 or newer is needed", device,
+        major, minor);
     return AMP_OK;
 }
 
@@ -450,7 +453,7 @@ AMPI_FN amp_result ampi_cuda_open_blas(amp_cuda* c) {
         cudaGetLastError();
         c->blas_workspace = NULL;
         return ampi_fail(c->exec.logger, AMP_ERR_MEMORY, "amp_cuda: no %d bytes for cuBLAS",
-                         (int)AMPI_CUDA_BLAS_BYTES);
+            (int)AMPI_CUDA_BLAS_BYTES);
     }
     e = cublasCreate(&c->blas);
     if (e != CUBLAS_STATUS_SUCCESS) c->blas = NULL;
@@ -459,7 +462,7 @@ AMPI_FN amp_result ampi_cuda_open_blas(amp_cuda* c) {
         e = cublasSetWorkspace(c->blas, c->blas_workspace, AMPI_CUDA_BLAS_BYTES);
     if (e == CUBLAS_STATUS_SUCCESS) return AMP_OK;
     return ampi_fail(c->exec.logger, e == CUBLAS_STATUS_ALLOC_FAILED ? AMP_ERR_MEMORY
-                     : AMP_ERR_DEVICE, "amp_cuda: cuBLAS does not start: status %d", (int)e);
+        : AMP_ERR_DEVICE, "amp_cuda: cuBLAS does not start: status %d", (int)e);
 }
 
 /* The cuBLAS handle and its workspace are freed, if there are any. */
@@ -525,18 +528,17 @@ AMP_DEF void amp_cuda_destroy(amp_cuda* c) {
 /* A new context in *out, in memory of allocator `a`. A bad desc and an unusable device are
    refused, and *out is NULL then. */
 AMPI_FN amp_result ampi_cuda_make(amp_cuda** out, const amp_cuda_desc* desc,
-                                    const amp_logger* logger, const amp_allocator* a) {
+        const amp_logger* logger, const amp_allocator* a) {
     amp_cuda* c;
     amp_result r;
     *out = NULL;
-    if (desc && ((unsigned)desc->gemm > AMP_CUDA_GEMM_CUBLAS
-        || (desc->graph != 0 && desc->graph != 1)))
-        return ampi_fail(logger, AMP_ERR_DESC,
-                         "amp_cuda_create: gemm is %d, graph is %d; they must be 0..2, and 0 or 1",
-                         (int)desc->gemm, desc->graph);
+    AMPI_REFUSE_CALL(desc && ((unsigned)desc->gemm > AMP_CUDA_GEMM_CUBLAS
+        || (desc->graph != 0 && desc->graph != 1)), AMP_ERR_DESC,
+        "amp_cuda_create: gemm is %d, graph is %d; they must be 0..2, and 0 or 1", (int)desc->gemm,
+        desc->graph);
     if ((r = ampi_cuda_check_device(logger)) != AMP_OK) return r;
     c = (amp_cuda*)ampi_alloc(sizeof *c, a);
-    if (!c) return ampi_fail(logger, AMP_ERR_MEMORY, "amp_cuda_create: out of memory");
+    AMPI_REFUSE_CALL(!c, AMP_ERR_MEMORY, "amp_cuda_create: out of memory");
     memset(c, 0, sizeof *c);
     if (desc) c->desc = *desc;
     if (a) c->allocator = *a;
@@ -552,7 +554,7 @@ AMPI_FN amp_result ampi_cuda_make(amp_cuda** out, const amp_cuda_desc* desc,
 /* A new context in *out, allocated by the default allocator; *out is NULL after an error. */
 AMP_DEF amp_result amp_cuda_create(amp_cuda** out, const amp_cuda_desc* desc) {
     const amp_logger* logger = desc ? desc->logger : NULL;
-    if (!out) return ampi_fail(logger, AMP_ERR_ARGUMENT, "amp_cuda_create: out is NULL");
+    AMPI_REFUSE_CALL(!out, AMP_ERR_ARGUMENT, "amp_cuda_create: out is NULL");
     return ampi_cuda_make(out, desc, logger, NULL);
 }
 
@@ -597,10 +599,8 @@ AMPI_FN amp_result ampi_cuda_zero(void* p, size_t bytes, const amp_exec* exec) {
 /* A batch "on the device" may lie in pinned memory: the kind of copy follows from the addresses. */
 AMPI_FN amp_result ampi_cuda_copy(void* dst, const void* src, size_t bytes, const amp_exec* exec) {
     if (bytes == 0) return AMP_OK;
-    return ampi_cuda_check(exec, "amp_cuda: copy",
-                                                                   cudaMemcpyAsync(dst, src, bytes,
-                                                                   cudaMemcpyDefault,
-                                                                   ampi_cuda_stream(exec)));
+    return ampi_cuda_check(exec, "amp_cuda: copy", cudaMemcpyAsync(dst, src, bytes,
+        cudaMemcpyDefault, ampi_cuda_stream(exec)));
 }
 
 /* The next pinned buffer, at least `bytes` large, when the copy that used it last is done. With
@@ -626,7 +626,7 @@ AMPI_FN amp_result ampi_cuda_take_buffer(const amp_exec* exec, size_t bytes,
 /* The first `bytes` bytes of a pinned buffer are copied to dst on the stream; buffer->done
    passes after that copy. */
 AMPI_FN amp_result ampi_cuda_send_buffer(const amp_exec* exec, const ampi_cuda_buffer* buffer,
-                                         void* dst, size_t bytes) {
+        void* dst, size_t bytes) {
     cudaStream_t stream = ampi_cuda_stream(exec);
     cudaError_t e = cudaMemcpyAsync(dst, buffer->data, bytes, cudaMemcpyHostToDevice, stream);
     if (e == cudaSuccess) e = cudaEventRecord(buffer->done, stream);
@@ -636,14 +636,13 @@ AMPI_FN amp_result ampi_cuda_send_buffer(const amp_exec* exec, const ampi_cuda_b
 /* Types are converted on the host, on the way into pinned memory: the same bits, and the bus
    carries the narrower one. */
 AMPI_FN amp_result ampi_cuda_upload(void* dst, amp_dtype dst_dtype, const void* host,
-                                    amp_dtype host_dtype, size_t n, const amp_exec* exec) {
+        amp_dtype host_dtype, size_t n, const amp_exec* exec) {
     size_t bytes = n * amp_dtype_size(dst_dtype);
     ampi_cuda_buffer* buffer;
-    amp_result r;
     if (n == 0) return AMP_OK;
-    r = ampi_cuda_take_buffer(exec, bytes, &buffer);
-    if (r == AMP_OK) r = ampi_cpu_convert(buffer->data, dst_dtype, host, host_dtype, n, exec);
-    return r == AMP_OK ? ampi_cuda_send_buffer(exec, buffer, dst, bytes) : r;
+    AMPI_TRY(ampi_cuda_take_buffer(exec, bytes, &buffer));
+    AMPI_TRY(ampi_cpu_convert(buffer->data, dst_dtype, host, host_dtype, n, exec));
+    return ampi_cuda_send_buffer(exec, buffer, dst, bytes);
 }
 
 /* A copy of `bytes` bytes from host to device by way of a pinned buffer: the host may change
@@ -651,10 +650,8 @@ AMPI_FN amp_result ampi_cuda_upload(void* dst, amp_dtype dst_dtype, const void* 
 AMPI_FN amp_result ampi_cuda_copy_in(void* dst, const void* host, size_t bytes,
         const amp_exec* exec) {
     ampi_cuda_buffer* buffer;
-    amp_result r;
     if (bytes == 0) return AMP_OK;
-    r = ampi_cuda_take_buffer(exec, bytes, &buffer);
-    if (r != AMP_OK) return r;
+    AMPI_TRY(ampi_cuda_take_buffer(exec, bytes, &buffer));
     memcpy(buffer->data, host, bytes);
     return ampi_cuda_send_buffer(exec, buffer, dst, bytes);
 }
@@ -662,26 +659,23 @@ AMPI_FN amp_result ampi_cuda_copy_in(void* dst, const void* host, size_t bytes,
 /* These two wait. */
 AMPI_FN amp_result ampi_cuda_copy_out(void* host, const void* src, size_t bytes,
         const amp_exec* exec) {
-    amp_result r;
     if (bytes == 0) return AMP_OK;
-    r = ampi_cuda_check(exec, "amp_cuda: copy to the host",
-                        cudaMemcpyAsync(host, src, bytes, cudaMemcpyDeviceToHost,
-                        ampi_cuda_stream(exec)));
-    return r == AMP_OK ? ampi_cuda_wait(exec, "amp_cuda: copy to the host") : r;
+    AMPI_TRY(ampi_cuda_check(exec, "amp_cuda: copy to the host", cudaMemcpyAsync(host, src, bytes,
+        cudaMemcpyDeviceToHost, ampi_cuda_stream(exec))));
+    return ampi_cuda_wait(exec, "amp_cuda: copy to the host");
 }
 
 /* n elements from the device, of type host_dtype; the conversion is done on the host.
    The call waits for the stream. */
 AMPI_FN amp_result ampi_cuda_download(void* host, amp_dtype host_dtype, const void* src,
-                                      amp_dtype src_dtype, size_t n, const amp_exec* exec) {
+        amp_dtype src_dtype, size_t n, const amp_exec* exec) {
     size_t bytes = n * amp_dtype_size(src_dtype);
     ampi_cuda_buffer* buffer;
-    amp_result r;
     if (ampi_dtype_or_f32(host_dtype) == ampi_dtype_or_f32(src_dtype))
         return ampi_cuda_copy_out(host, src, bytes, exec);
-    r = ampi_cuda_take_buffer(exec, bytes, &buffer);
-    if (r == AMP_OK) r = ampi_cuda_copy_out(buffer->data, src, bytes, exec);
-    return r == AMP_OK ? ampi_cpu_convert(host, host_dtype, buffer->data, src_dtype, n, exec) : r;
+    AMPI_TRY(ampi_cuda_take_buffer(exec, bytes, &buffer));
+    AMPI_TRY(ampi_cuda_copy_out(buffer->data, src, bytes, exec));
+    return ampi_cpu_convert(host, host_dtype, buffer->data, src_dtype, n, exec);
 }
 
 /* Launches */
@@ -711,8 +705,7 @@ AMPI_FN cudaError_t ampi_cuda_starts_early(int* early) {
 /* The one way by which every kernel starts; `cluster` neighbouring blocks share their memory. */
 template <typename... P, typename... A>
 static cudaError_t ampi_cuda_launch_clusters(const amp_exec* exec, void (*kernel)(P...), dim3 grid,
-                                             dim3 block, size_t shared, unsigned cluster,
-                                             A... args) {
+        dim3 block, size_t shared, unsigned cluster, A... args) {
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute attributes[2] = {};
     unsigned count = 0;
@@ -741,7 +734,7 @@ static cudaError_t ampi_cuda_launch_clusters(const amp_exec* exec, void (*kernel
 /* A launch without clusters: each block has its shared memory to itself. */
 template <typename... P, typename... A>
 static amp_result ampi_cuda_launch(const amp_exec* exec, const char* place, void (*kernel)(P...),
-                                   dim3 grid, dim3 block, size_t shared, A... args) {
+        dim3 grid, dim3 block, size_t shared, A... args) {
     return ampi_cuda_check(exec, place, ampi_cuda_launch_clusters(exec, kernel, grid, block,
         shared, 1, args...));
 }
@@ -781,34 +774,31 @@ AMPI_FN amp_result ampi_cuda_check_memory(const amp_exec* exec, const char* op, 
         const void* p) {
     cudaPointerAttributes a;
     int reached;
-    amp_result r = ampi_cuda_check(exec, op, ampi_cuda_ask(p, &a, &reached));
-    if (r != AMP_OK || reached) return r;
-    if (a.type == cudaMemoryTypeDevice)
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_ARGUMENT,
-                         "%s: %s is memory of device %d, which the current device cannot reach",
-                         op, name, a.device);
+    AMPI_TRY(ampi_cuda_check(exec, op, ampi_cuda_ask(p, &a, &reached)));
+    if (reached) return AMP_OK;
+    AMPI_REFUSE_OP(a.type == cudaMemoryTypeDevice, AMP_ERR_ARGUMENT,
+        "%s: %s is memory of device %d, which the current device cannot reach", op, name, a.device);
     return ampi_fail(ampi_exec_logger(exec), AMP_ERR_ARGUMENT, "%s: %s is host memory", op, name);
 }
 
 /* Memory that a kernel cannot reach is refused, the workspace too; in a model the pointers are the
    model's own. */
 AMPI_FN amp_result ampi_cuda_check_pointer(const amp_exec* exec, const char* op, const char* name,
-                                           const void* p) {
+        const void* p) {
     const amp_cuda* c = ampi_cuda_context(exec);
-    amp_result r = AMP_OK;
-    if (c && c->trusted) return r;
-    if (p) r = ampi_cuda_check_memory(exec, op, name, p);
-    if (r != AMP_OK || !exec || !exec->workspace) return r;
+    if (c && c->trusted) return AMP_OK;
+    if (p) AMPI_TRY(ampi_cuda_check_memory(exec, op, name, p));
+    if (!exec || !exec->workspace) return AMP_OK;
     return ampi_cuda_check_memory(exec, op, "the workspace", exec->workspace);
 }
 
 /* ampi_check_operands, and that all is memory of the device. */
 AMPI_FN amp_result ampi_cuda_check_operands(const amp_exec* exec, const char* op, size_t n,
-                                            const ampi_argument* list, size_t count) {
-    amp_result r = ampi_check_operands(exec, op, n, list, count);
-    for (size_t i = 0; r == AMP_OK && n > 0 && i < count; i++)
-        r = ampi_cuda_check_pointer(exec, op, list[i].name, list[i].data);
-    return r;
+        const ampi_argument* list, size_t count) {
+    AMPI_TRY(ampi_check_operands(exec, op, n, list, count));
+    for (size_t i = 0; n > 0 && i < count; i++)
+        AMPI_TRY(ampi_cuda_check_pointer(exec, op, list[i].name, list[i].data));
+    return AMP_OK;
 }
 
 #define AMPI_CUDA_CHECK(exec, op, n, list) \
@@ -1349,7 +1339,7 @@ enum { AMPI_CUDA_TILE = 2 * (int)AMPI_CUDA_EIGHT * (int)AMPI_CUDA_BLOCK };
 
 /* The operands a, b and y of n elements each, as kernels take them. */
 AMPI_FN ampi_cuda_map ampi_cuda_map_of(const void* a, amp_dtype at, const void* b, amp_dtype bt,
-                                       void* y, amp_dtype yt, size_t n) {
+        void* y, amp_dtype yt, size_t n) {
     ampi_cuda_map m = { a, b, y, ampi_dtype_or_f32(at), ampi_dtype_or_f32(bt),
         ampi_dtype_or_f32(yt), n };
     return m;
@@ -1467,32 +1457,29 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_convert_with(am
 
 /* amp_convert's own checks, and what differs on a device. */
 AMPI_FN amp_result ampi_cuda_convert_check(void* dst, amp_dtype dst_dtype, const void* src,
-                                           amp_dtype src_dtype, size_t n,
-                                           const amp_convert_desc* d, const amp_exec* exec) {
+        amp_dtype src_dtype, size_t n, const amp_convert_desc* d, const amp_exec* exec) {
     const char* op = "amp_cuda_convert";
     const ampi_argument list[] = { { "dst", dst, dst_dtype, AMPI_NULL, AMPI_FLAT(n) },
                                    { "src", src, src_dtype, AMPI_NULL, AMPI_FLAT(n) },
                                    { "desc.saturated", d->saturated, AMP_F32, AMPI_NULL,
                                        AMPI_FLAT(2) } };
     const ampi_convert_job job = ampi_convert_job_of(dst, dst_dtype, src, src_dtype, d);
-    amp_result r = ampi_convert_check(&job, n, n, 1, n);
-    if (r != AMP_OK || (r = AMPI_CUDA_CHECK(exec, op, n, list)) != AMP_OK) return r;
-    if (dst == src && job.to != job.from && n > 0)
-        return ampi_fail(d->logger, AMP_ERR_ARGUMENT,
-                         "%s: in place from %s to %s: the sizes differ", op,
-                         amp_dtype_name(src_dtype), amp_dtype_name(dst_dtype));
+    AMPI_TRY(ampi_convert_check(&job, n, n, 1, n));
+    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
+    AMPI_REFUSE_WITH(d->logger, dst == src && job.to != job.from && n > 0, AMP_ERR_ARGUMENT,
+        "%s: in place from %s to %s: the sizes differ", op, amp_dtype_name(src_dtype),
+        amp_dtype_name(dst_dtype));
     return AMP_OK;
 }
 
 AMP_DEF amp_result amp_cuda_convert_with(void* dst, amp_dtype dst_dtype, const void* src,
-                                         amp_dtype src_dtype, size_t n,
-                                         const amp_convert_desc* desc, const amp_exec* exec) {
+        amp_dtype src_dtype, size_t n, const amp_convert_desc* desc, const amp_exec* exec) {
     ampi_cuda_map m = ampi_cuda_map_of(src, src_dtype, NULL, AMP_F32, dst, dst_dtype, n);
     amp_convert_desc d = {};
     if (desc) d = *desc;
     d.logger = ampi_exec_logger(exec);
-    amp_result r = ampi_cuda_convert_check(dst, dst_dtype, src, src_dtype, n, &d, exec);
-    if (r != AMP_OK || n == 0) return r;
+    AMPI_TRY(ampi_cuda_convert_check(dst, dst_dtype, src, src_dtype, n, &d, exec));
+    if (n == 0) return AMP_OK;
     dim3 grid = ampi_cuda_grid(n, AMPI_CUDA_TILE);
     if (!d.saturate && !d.rounding)
         return ampi_cuda_launch(exec, "amp_cuda_convert", ampi_k_convert, grid,
@@ -1500,11 +1487,11 @@ AMP_DEF amp_result amp_cuda_convert_with(void* dst, amp_dtype dst_dtype, const v
     ampi_cuda_rounding how = { d.saturate, d.rounding == AMP_ROUND_STOCHASTIC, d.seed, d.offset,
         d.saturated };
     return ampi_cuda_launch(exec, "amp_cuda_convert", ampi_k_convert_with, grid,
-                            dim3(AMPI_CUDA_BLOCK), 0, m, how);
+        dim3(AMPI_CUDA_BLOCK), 0, m, how);
 }
 
 AMP_DEF amp_result amp_cuda_convert(void* dst, amp_dtype dst_dtype, const void* src,
-                                    amp_dtype src_dtype, size_t n, const amp_exec* exec) {
+        amp_dtype src_dtype, size_t n, const amp_exec* exec) {
     return amp_cuda_convert_with(dst, dst_dtype, src, src_dtype, n, NULL, exec);
 }
 
@@ -1512,7 +1499,7 @@ AMP_DEF amp_result amp_cuda_convert(void* dst, amp_dtype dst_dtype, const void* 
 
 /* y[i] = label i of x as int32; a thread takes one element of each pass of the grid. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_labels(int32_t* y, const void* x,
-                                                                        amp_dtype t, size_t n) {
+        amp_dtype t, size_t n) {
     ampi_ptx_grid_wait();
     for (size_t i = (size_t)blockIdx.x * blockDim.x
         + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
@@ -1540,21 +1527,20 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_inputs(ampi_cud
 
 /* Data of the host is read there, into a pinned buffer. */
 AMPI_FN amp_result ampi_cuda_load(void* dst, amp_dtype dst_dtype, const void* src,
-                                  amp_dtype src_dtype, size_t n, int from_host,
-                                  const amp_reading* how, const amp_exec* exec) {
+        amp_dtype src_dtype, size_t n, int from_host, const amp_reading* how,
+        const amp_exec* exec) {
     const ampi_cuda_map m = ampi_cuda_map_of(src, src_dtype, NULL, AMP_F32, dst, dst_dtype, n);
     const size_t bytes = n * amp_dtype_size(dst_dtype);
     const dim3 grid = ampi_cuda_grid(n, AMPI_CUDA_BLOCK), block(AMPI_CUDA_BLOCK);
     ampi_cuda_buffer* buffer;
-    amp_result r;
     if (!from_host && dst_dtype == AMP_I32)
         return ampi_cuda_launch(exec, "amp_cuda: labels", ampi_k_labels, grid, block, 0,
             (int32_t*)dst, src, m.at, n);
     if (!from_host)
         return ampi_cuda_launch(exec, "amp_cuda: inputs", ampi_k_inputs, grid, block, 0, m, *how);
-    r = ampi_cuda_take_buffer(exec, bytes, &buffer);
-    if (r == AMP_OK) r = ampi_cpu_load(buffer->data, dst_dtype, src, src_dtype, n, 1, how, exec);
-    return r == AMP_OK ? ampi_cuda_send_buffer(exec, buffer, dst, bytes) : r;
+    AMPI_TRY(ampi_cuda_take_buffer(exec, bytes, &buffer));
+    AMPI_TRY(ampi_cpu_load(buffer->data, dst_dtype, src, src_dtype, n, 1, how, exec));
+    return ampi_cuda_send_buffer(exec, buffer, dst, bytes);
 }
 
 /* >>impl-gemm */
@@ -1692,7 +1678,7 @@ AMPI_D void ampi_d_walk_views(ampi_cuda_walk& w, const ampi_cuda_operand& o) {
 }
 
 AMPI_D void ampi_d_walk_begin(ampi_cuda_walk& w, const ampi_cuda_operand& o, size_t z, size_t row,
-                              size_t position) {
+        size_t position) {
     w.data = (const unsigned char*)o.data + z * o.stride * (o.dtype == AMP_F32 ? 4u : 2u);
     w.row = ampi_d_digits_of(row, o.kernel_h, o.kernel_w);
     w.position = ampi_d_digits_of(position, o.rows, o.cols);
@@ -1707,7 +1693,7 @@ AMPI_D void ampi_d_walk_tile(V (&v)[N], ampi_cuda_walk& w, const ampi_cuda_opera
             + (int)row.low * o.step_w);
         size_t at = row.high * o.channel_stride + offset;
         ampi_d_take(v[u], w.data, o.dtype, ampi_d_inside(o, row, w.view[0]), at + w.view[0].at,
-                    ampi_d_inside(o, row, w.view[1]), at + w.view[1].at);
+            ampi_d_inside(o, row, w.view[1]), at + w.view[1].at);
         ampi_d_step(row, o.row_step, o.kernel_h, o.kernel_w);
     }
     if (o.along_k) {
@@ -1839,7 +1825,7 @@ AMPI_D void ampi_d_activation8(float (&v)[8], int f) {
 /* v = alpha * sum + beta * C (or + bias, or both), rounded as on the CPU: one product, then
    fused. */
 AMPI_D void ampi_d_epilogue8_at(const ampi_cuda_product& p, const ampi_cuda_place& c, size_t z,
-                                size_t i, float (&v)[8]) {
+        size_t i, float (&v)[8]) {
     float add[8];
     for (int l = 0; l < 8; l++)
         v[l] = p.k == 0 ? (p.beta != 0.0f ? -0.0f : 0.0f)
@@ -1864,7 +1850,7 @@ AMPI_D void ampi_d_epilogue8(const ampi_cuda_product& p, size_t z, size_t i, siz
 
 /* Eight sums of product z: into C, or as part of a piece. */
 AMPI_D void ampi_d_deliver8(const ampi_cuda_product& p, uint32_t z, uint32_t piece, size_t i,
-                            size_t j, float (&v)[8]) {
+        size_t j, float (&v)[8]) {
     if (i >= p.m || j >= p.n) return;
     if (p.pieces == 1) {
         ampi_d_epilogue8(p, z, i, j, v);
@@ -1923,14 +1909,14 @@ enum { AMPI_CUDA_PLAIN = 64, AMPI_CUDA_PLAIN_DEPTH = 16, AMPI_CUDA_PLAIN_LD = 68
 
 /* A thread's first pair of a tile of x by depth: its stored row and its position in the tile. */
 AMPI_D void ampi_d_first_pair(const ampi_cuda_operand& o, uint32_t x, uint32_t depth, uint32_t* row,
-                              uint32_t* position) {
+        uint32_t* position) {
     uint32_t pairs = (o.along_k ? depth : x) / 2;
     *row = threadIdx.x / pairs;
     *position = threadIdx.x % pairs * 2;
 }
 
 AMPI_D void ampi_d_walk_tile_begin(ampi_cuda_walk& w, const ampi_cuda_operand& o, size_t z,
-                                   size_t x, size_t k, uint32_t width, uint32_t depth) {
+        size_t x, size_t k, uint32_t width, uint32_t depth) {
     uint32_t row, position;
     ampi_d_first_pair(o, width, depth, &row, &position);
     ampi_d_walk_begin(w, o, z, (o.along_k ? x : k) + row, (o.along_k ? k : x) + position);
@@ -2003,8 +1989,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_gemm_plain(ampi
         __syncthreads();
         if (s + 1 < t.steps) { ampi_d_walk_tile(a, wa, p.a); ampi_d_walk_tile(b, wb, p.b); }
         ampi_d_plain_multiply(sum, tile + x, tile + AMPI_CUDA_PLAIN_TILE + y,
-                              left < AMPI_CUDA_PLAIN_DEPTH ? (uint32_t)left
-                              : (uint32_t)AMPI_CUDA_PLAIN_DEPTH);
+            left < AMPI_CUDA_PLAIN_DEPTH ? (uint32_t)left : (uint32_t)AMPI_CUDA_PLAIN_DEPTH);
     }
     ampi_d_plain_deliver(p, sum, i + x, j + (y & ~7u));
 }
@@ -2028,9 +2013,8 @@ AMPI_D float ampi_d_narrow_sum(const ampi_cuda_product& p, size_t i, size_t j, u
     AMPI_D_UNROLL4
     for (size_t q = lane; q < p.k; q += p.steps)
         sum = ampi_fma(1, BF16 ? ampi_float((uint32_t)a[q * a_step] << 16)
-                       : ampi_ptx_f32_from_f16(a[q * a_step]),
-                       BF16 ? ampi_float((uint32_t)b[q * b_step] << 16)
-                       : ampi_ptx_f32_from_f16(b[q * b_step]), sum);
+            : ampi_ptx_f32_from_f16(a[q * a_step]), BF16 ? ampi_float((uint32_t)b[q * b_step] << 16)
+            : ampi_ptx_f32_from_f16(b[q * b_step]), sum);
     return sum;
 }
 
@@ -2150,7 +2134,7 @@ AMPI_D void ampi_d_feed_chunks(ampi_cuda_feed& f, const ampi_cuda_operand& o, ui
     const uint32_t below = o.along_k ? X / 2 : AMPI_CUDA_DEPTH / 2;
     for (uint32_t u = 0; u < 2; u++)
         ampi_d_chunk(f.held + 2 * u, stage + f.at + u * 16 * X, f.from + u * o.chunk_below,
-                     f.position < o.cols && f.row + u * below < o.channels);
+            f.position < o.cols && f.row + u * below < o.channels);
     f.from += o.chunk_step;
     if (o.along_k) f.position += AMPI_CUDA_DEPTH;
     else f.row += AMPI_CUDA_DEPTH;
@@ -2218,7 +2202,7 @@ AMPI_D void ampi_d_multiply_as(float (&sum)[X / 32][4][4], const uint16_t* stage
    choice costs a few instructions beside a hundred, and there are eight of them. */
 template <int X, int BF16>
 AMPI_D void ampi_d_multiply_type(float (&sum)[X / 32][4][4], const ampi_cuda_product& p,
-                                 const uint16_t* stage, uint32_t a_at, uint32_t b_at) {
+        const uint16_t* stage, uint32_t a_at, uint32_t b_at) {
     if (p.a.along_k) {
         if (p.b.along_k) ampi_d_multiply_as<X, 1, 1, BF16>(sum, stage, a_at, b_at);
         else ampi_d_multiply_as<X, 1, 0, BF16>(sum, stage, a_at, b_at);
@@ -2230,7 +2214,7 @@ AMPI_D void ampi_d_multiply_type(float (&sum)[X / 32][4][4], const ampi_cuda_pro
 
 template <int X>
 AMPI_D void ampi_d_multiply(float (&sum)[X / 32][4][4], const ampi_cuda_product& p,
-                            const uint16_t* stage, uint32_t a_at, uint32_t b_at) {
+        const uint16_t* stage, uint32_t a_at, uint32_t b_at) {
 #if __CUDA_ARCH__ >= 800
     if (p.bf16) { ampi_d_multiply_type<X, 1>(sum, p, stage, a_at, b_at); return; }
 #endif
@@ -2241,8 +2225,8 @@ AMPI_D void ampi_d_multiply(float (&sum)[X / 32][4][4], const ampi_cuda_product&
    row. An mma's element e is row lane/4 + 8*(e/2), column 2*(lane%4) + e%2. The next 32 rows move
    up, so that the code is there once. */
 template <int X>
-AMPI_D void ampi_d_mma_deliver(const ampi_cuda_product& p, float (&sum)[X / 32][4][4],
-                               float* slice, size_t i, size_t j) {
+AMPI_D void ampi_d_mma_deliver(const ampi_cuda_product& p, float (&sum)[X / 32][4][4], float* slice,
+        size_t i, size_t j) {
     const uint32_t lane = threadIdx.x % 32, column = lane % 4 * 8;
     float* corner = slice + lane / 4 * AMPI_CUDA_SLICE_LD + lane % 4 * 2;
     AMPI_ROLLED
@@ -2413,8 +2397,7 @@ AMPI_D ampi_hopper_tile ampi_d_hopper_tile(const ampi_cuda_hopper& h, uint32_t u
 
 /* An operand's tile at row or column x, for one stage: `boxes` times 64 rows or columns. */
 AMPI_D void ampi_d_hopper_fetch(const CUtensorMap* map, const ampi_cuda_operand& o,
-                                unsigned char* to, uint64_t* full, uint32_t x, uint32_t k,
-                                uint32_t z, uint32_t boxes) {
+        unsigned char* to, uint64_t* full, uint32_t x, uint32_t k, uint32_t z, uint32_t boxes) {
     const int product = o.stride ? (int)z : 0;
     if (o.along_k) { ampi_ptx_tma_load(to, map, full, (int)k, (int)x, product); return; }
     for (uint32_t box = 0; box < boxes; box++)
@@ -2424,7 +2407,7 @@ AMPI_D void ampi_d_hopper_fetch(const CUtensorMap* map, const ampi_cuda_operand&
 
 template <int N>
 AMPI_D void ampi_d_hopper_fill(const ampi_cuda_hopper& h, const ampi_hopper_pipeline& pipe,
-                               const ampi_hopper_tile& t, uint32_t step) {
+        const ampi_hopper_tile& t, uint32_t step) {
     unsigned char* stage = pipe.stages + pipe.stage * ampi_hopper<N>::STAGE_BYTES;
     uint64_t* full = pipe.full + pipe.stage;
     const uint32_t k = (t.from + step) * AMPI_HOPPER_DEPTH;
@@ -2498,7 +2481,7 @@ AMPI_D void ampi_d_hopper_sum(float (&sum)[N / 2], ampi_hopper_pipeline& pipe, u
 /* The flags of wgmma are part of the instruction: eight loops, one of which runs. */
 template <int N, int BF16>
 AMPI_D void ampi_d_hopper_sum_type(float (&sum)[N / 2], const ampi_cuda_hopper& h,
-                                   ampi_hopper_pipeline& pipe, uint32_t steps) {
+        ampi_hopper_pipeline& pipe, uint32_t steps) {
     if (h.p.a.along_k) {
         if (h.p.b.along_k) ampi_d_hopper_sum<N, 0, 0, BF16>(sum, pipe, steps);
         else ampi_d_hopper_sum<N, 0, 1, BF16>(sum, pipe, steps);
@@ -2515,7 +2498,7 @@ AMPI_D void ampi_d_hopper_sum_type(float (&sum)[N / 2], const ampi_cuda_hopper& 
 
 /* Eight sums of a warp's slice of 32 columns, which begin at column `first` of the tile. */
 AMPI_D void ampi_d_hopper_eight(const ampi_cuda_product& p, const ampi_hopper_tile& t,
-                                const float* slice, uint32_t row, uint32_t column, uint32_t first) {
+        const float* slice, uint32_t row, uint32_t column, uint32_t first) {
     const float4* from = (const float4*)(slice + row * AMPI_CUDA_SLICE_LD + column);
     const float4 low = from[0], high = from[1];
     const size_t i = (size_t)t.i + row, j = (size_t)t.j + first + column;
@@ -2534,7 +2517,7 @@ AMPI_D void ampi_d_hopper_eight(const ampi_cuda_product& p, const ampi_hopper_ti
    row. */
 template <int N>
 AMPI_D void ampi_d_hopper_deliver(const ampi_cuda_product& p, const float (&sum)[N / 2],
-                                  const ampi_hopper_tile& t, float* slice) {
+        const ampi_hopper_tile& t, float* slice) {
     const uint32_t lane = threadIdx.x % 32, column = lane % 4 * 8;
     float* corner = slice + lane / 4 * AMPI_CUDA_SLICE_LD + lane % 4 * 2;
     AMPI_ROLLED
@@ -2571,8 +2554,7 @@ AMPI_D float4 ampi_d_hopper_add(const unsigned char* four, uint32_t pieces) {
 }
 
 AMPI_D void ampi_d_hopper_deliver_groups(const ampi_cuda_product& p, const ampi_hopper_tile& t,
-                                         const unsigned char* fours, float* slice, uint32_t first,
-                                         uint32_t end) {
+        const unsigned char* fours, float* slice, uint32_t first, uint32_t end) {
     const uint32_t lane = threadIdx.x % 32, column = lane % 4 * 8;
     float* corner = slice + lane / 4 * AMPI_CUDA_SLICE_LD + lane % 4 * 2;
     AMPI_ROLLED
@@ -2593,7 +2575,7 @@ AMPI_D void ampi_d_hopper_deliver_groups(const ampi_cuda_product& p, const ampi_
 
 template <int N>
 AMPI_D void ampi_d_hopper_share(const ampi_cuda_product& p, const float (&sum)[N / 2],
-                                const ampi_hopper_tile& t, unsigned char* exchange, float* slice) {
+        const ampi_hopper_tile& t, unsigned char* exchange, float* slice) {
     const uint32_t rank = blockIdx.x % p.pieces;
     unsigned char* fours = exchange + (threadIdx.x - 128) * 16;
     ampi_ptx_group_sync(3, 256);                    /* both warpgroups have left the stages */
@@ -2631,7 +2613,7 @@ AMPI_D float2 ampi_d_hopper_bias2(const ampi_cuda_product& p, uint32_t z, uint32
 /* The two sums of row e%2 and columns 8*block + 2*(lane%4), after the epilogue; `block` counts from
    the bias' first column. */
 AMPI_D float2 ampi_d_hopper_pair(const ampi_cuda_product& p, const float* sum, uint32_t e,
-                                 uint32_t block, const float2& bias) {
+        uint32_t block, const float2& bias) {
     float x = e % 2 ? bias.y : bias.x, y = x;
     if (p.bias && !p.bias_per_row) {
         x = __shfl_sync(0xffffffffu, bias.x, 4 * block + threadIdx.x % 4);
@@ -2643,7 +2625,7 @@ AMPI_D float2 ampi_d_hopper_pair(const ampi_cuda_product& p, const float* sum, u
 /* Pair i of a lane's numbers. RAW: they are the sums. */
 template <int RAW>
 AMPI_D float2 ampi_d_hopper_numbers(const ampi_cuda_product& p, const float* sum, uint32_t i,
-                                    uint32_t block, const float2& bias) {
+        uint32_t block, const float2& bias) {
     return RAW ? make_float2(sum[0], sum[1]) : ampi_d_hopper_pair(p, sum, i, block, bias);
 }
 
@@ -2678,7 +2660,7 @@ AMPI_D void ampi_d_hopper_halves(uint32_t (&r)[16], const ampi_cuda_product& p, 
    four 8 x 8 matrices each. */
 template <int BF16, int RAW>
 AMPI_D void ampi_d_hopper_put_halves(unsigned char* rows, const ampi_cuda_product& p,
-                                     const float* sum, const float2& bias) {
+        const float* sum, const float2& bias) {
     const uint32_t lane = threadIdx.x % 32;
     uint32_t r[16];
     ampi_d_hopper_halves<BF16, RAW>(r, p, sum, bias);
@@ -2694,7 +2676,7 @@ AMPI_D void ampi_d_hopper_put_halves(unsigned char* rows, const ampi_cuda_produc
    block. */
 template <int RAW>
 AMPI_D void ampi_d_hopper_put_floats(unsigned char* rows, const ampi_cuda_product& p,
-                                     const float* sum, const float2& bias, uint32_t first) {
+        const float* sum, const float2& bias, uint32_t first) {
     const uint32_t lane = threadIdx.x % 32, row = lane / 4, chunk = lane % 4 / 2,
         inside = lane % 2 * 8;
     float2 v[8];
@@ -2718,7 +2700,7 @@ AMPI_D void ampi_d_hopper_put_floats(unsigned char* rows, const ampi_cuda_produc
    barrier: the box has been read; the second: it has been written. */
 template <int N, amp_dtype TYPE, int RAW>
 AMPI_D void ampi_d_hopper_store(const ampi_cuda_hopper& h, const float (&sum)[N / 2],
-                                const ampi_hopper_tile& t, unsigned char* out, uint32_t& next_box) {
+        const ampi_hopper_tile& t, unsigned char* out, uint32_t& next_box) {
     const uint32_t top = threadIdx.x % 128 / 32 * 16, group = ampi_d_warpgroup(),
         width = TYPE == AMP_F32 ? 32 : 64;
     float2 bias = {};
@@ -2745,8 +2727,7 @@ AMPI_D void ampi_d_hopper_store(const ampi_cuda_hopper& h, const float (&sum)[N 
 
 template <int N, int RAW>
 AMPI_D void ampi_d_hopper_store_type(const ampi_cuda_hopper& h, const float (&sum)[N / 2],
-                                     const ampi_hopper_tile& t, unsigned char* out,
-                                     uint32_t& next_box) {
+        const ampi_hopper_tile& t, unsigned char* out, uint32_t& next_box) {
     if (h.p.c_dtype == AMP_BF16) ampi_d_hopper_store<N, AMP_BF16, RAW>(h, sum, t, out, next_box);
     else if (h.p.c_dtype == AMP_F16) ampi_d_hopper_store<N, AMP_F16, RAW>(h, sum, t, out, next_box);
     else ampi_d_hopper_store<N, AMP_F32, RAW>(h, sum, t, out, next_box);
@@ -3082,13 +3063,10 @@ AMPI_FN void ampi_cuda_set_steps(ampi_cuda_operand* o, uint32_t side, uint32_t d
 /* A grid's second side ends at 65535: larger batches go in parts. */
 enum { AMPI_CUDA_MAX_BATCH = 32768 };
 AMPI_FN amp_result ampi_cuda_launch_cut(const amp_exec* exec, const char* op,
-                                        void (*kernel)(ampi_cuda_product), ampi_cuda_product* p,
-                                        const ampi_cuda_cut* cut, uint32_t depth, uint32_t threads,
-                                        size_t shared) {
-    if (cut->tiles_m * cut->tiles_n >= (size_t)1 << 28)
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_UNSUPPORTED,
-                         "%s: %llu x %llu tiles are too many", op, (ampi_ull)cut->tiles_m,
-                         (ampi_ull)cut->tiles_n);
+        void (*kernel)(ampi_cuda_product), ampi_cuda_product* p, const ampi_cuda_cut* cut,
+        uint32_t depth, uint32_t threads, size_t shared) {
+    AMPI_REFUSE_OP(cut->tiles_m * cut->tiles_n >= (size_t)1 << 28, AMP_ERR_UNSUPPORTED,
+        "%s: %llu x %llu tiles are too many", op, (ampi_ull)cut->tiles_m, (ampi_ull)cut->tiles_n);
     p->tiles_m = (uint32_t)cut->tiles_m;
     p->tiles_n = (uint32_t)cut->tiles_n;
     p->steps = cut->steps;
@@ -3096,13 +3074,13 @@ AMPI_FN amp_result ampi_cuda_launch_cut(const amp_exec* exec, const char* op,
     ampi_cuda_set_steps(&p->a, cut->side, depth, threads);
     ampi_cuda_set_steps(&p->b, cut->side, depth, threads);
     return ampi_cuda_launch(exec, op, kernel, dim3(p->tiles_m * p->tiles_n, (unsigned)p->batch,
-                            p->pieces), dim3(threads), shared, *p);
+        p->pieces), dim3(threads), shared, *p);
 }
 
 AMPI_FN amp_result ampi_cuda_run_plain(const amp_exec* exec, const char* op, ampi_cuda_product* p) {
     ampi_cuda_cut cut = ampi_cuda_cut_of(AMPI_CUDA_PLAIN, AMPI_CUDA_PLAIN_DEPTH, p->m, p->n, p->k);
     return ampi_cuda_launch_cut(exec, op, ampi_k_gemm_plain, p, &cut, AMPI_CUDA_PLAIN_DEPTH,
-                                AMPI_CUDA_BLOCK, 4 * AMPI_CUDA_PLAIN_TILE * sizeof(float));
+        AMPI_CUDA_BLOCK, 4 * AMPI_CUDA_PLAIN_TILE * sizeof(float));
 }
 
 /* The second pass over a sum that was cut. */
@@ -3111,7 +3089,7 @@ AMPI_FN amp_result ampi_cuda_add_pieces(const amp_exec* exec, const char* op,
     if (p->pieces == 1) return AMP_OK;
     size_t blocks = ampi_cuda_parts(p->batch * p->m * ((p->n + 7) / 8), AMPI_CUDA_PIECES_EIGHTS);
     return ampi_cuda_launch(exec, op, ampi_k_gemm_pieces, dim3((unsigned)blocks),
-                            dim3(AMPI_CUDA_BLOCK), AMPI_CUDA_BLOCK * sizeof(float), *p);
+        dim3(AMPI_CUDA_BLOCK), AMPI_CUDA_BLOCK * sizeof(float), *p);
 }
 
 /* A stage holds a tile of A and one of B. */
@@ -3125,13 +3103,12 @@ AMPI_FN amp_result ampi_cuda_run_mma(const amp_exec* exec, const char* op, ampi_
     void (*kernel)(ampi_cuda_product) =
         cut.side == 128 ? (chunks ? ampi_k_gemm_mma<128, false> : ampi_k_gemm_mma<128, true>)
                         : (chunks ? ampi_k_gemm_mma<64, false> : ampi_k_gemm_mma<64, true>);
-    amp_result r;
     p->bf16 = p->a.dtype == AMP_BF16;
     p->sums = (float*)ampi_cuda_scratch(exec, ampi_cuda_pieces_bytes(&cut, p->m, p->n, p->batch));
     if (!p->sums) cut = ampi_cuda_cut_of(cut.side, AMPI_CUDA_DEPTH, p->m, p->n, p->k);
-    r = ampi_cuda_launch_cut(exec, op, kernel, p, &cut, AMPI_CUDA_DEPTH, 2 * cut.side,
-        ampi_cuda_mma_shared(cut.side));
-    return r == AMP_OK ? ampi_cuda_add_pieces(exec, op, p) : r;
+    AMPI_TRY(ampi_cuda_launch_cut(exec, op, kernel, p, &cut, AMPI_CUDA_DEPTH, 2 * cut.side,
+        ampi_cuda_mma_shared(cut.side)));
+    return ampi_cuda_add_pieces(exec, op, p);
 }
 
 /* Launches: Hopper */
@@ -3159,18 +3136,16 @@ AMPI_FN ampi_cuda_encoder ampi_cuda_find_encoder(void) {
 
 /* `count` matrices of `height` rows of `length`, in boxes of `rows` rows of 128 bytes. */
 AMPI_FN int ampi_cuda_tensor_map(CUtensorMap* map, const void* data, amp_dtype t, size_t length,
-                                 size_t height, size_t ld, size_t count, size_t stride,
-                                 uint32_t rows) {
+        size_t height, size_t ld, size_t count, size_t stride, uint32_t rows) {
     const cuuint64_t size = amp_dtype_size(t), sides[3] = { length, height, stride ? count : 1 };
     const cuuint64_t bytes[2] = { size * ld, size * (stride && count > 1 ? stride : ld) };
     const cuuint32_t box[3] = { (cuuint32_t)(128 / size), rows, 1 }, every[3] = { 1, 1, 1 };
     const CUtensorMapDataType type = t == AMP_BF16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                     : t == AMP_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                                    : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+        : t == AMP_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
     const ampi_cuda_encoder encode = ampi_cuda_find_encoder();
     return encode && encode(map, type, 3, ampi_mutable(data), sides, bytes, box, every,
-                            CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                            CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
+        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
                             == CUDA_SUCCESS;
 }
 
@@ -3178,7 +3153,7 @@ AMPI_FN int ampi_cuda_tensor_map(CUtensorMap* map, const void* data, amp_dtype t
 AMPI_FN int ampi_cuda_operand_map(CUtensorMap* map, const ampi_cuda_operand* o, size_t batch,
         uint32_t tile) {
     return ampi_cuda_tensor_map(map, o->data, o->dtype, o->cols, o->channels, o->channel_stride,
-                                batch, o->stride, o->along_k ? tile : (uint32_t)AMPI_HOPPER_DEPTH);
+        batch, o->stride, o->along_k ? tile : (uint32_t)AMPI_HOPPER_DEPTH);
 }
 
 /* The copy engine takes C where it is only written, in aligned rows, and f is simple. It clips what
@@ -3187,9 +3162,8 @@ AMPI_FN int ampi_cuda_operand_map(CUtensorMap* map, const ampi_cuda_operand* o, 
 AMPI_FN int ampi_cuda_hopper_by_engine(const ampi_cuda_product* p) {
     const size_t unit = 16 / amp_dtype_size(p->c_dtype);
     return p->pieces == 1 && p->beta == 0.0f && p->part == p->n
-           && p->epilogue <= AMP_CUDA_EPILOGUE_RELU && (uintptr_t)p->c % 16 == 0
-               && p->n % unit == 0 && p->ldc % unit == 0
-           && (p->batch == 1 || p->c_stride % unit == 0);
+        && p->epilogue <= AMP_CUDA_EPILOGUE_RELU && (uintptr_t)p->c % 16 == 0 && p->n % unit == 0
+        && p->ldc % unit == 0 && (p->batch == 1 || p->c_stride % unit == 0);
 }
 
 /* A product large enough to fill a tile's better part, of matrices that the copy engine can
@@ -3233,8 +3207,7 @@ AMPI_FN cudaError_t ampi_cuda_launch_hopper(const amp_exec* exec, const ampi_cud
         AMPI_HOPPER_SHARED);
     if (e != cudaSuccess) return e;
     return ampi_cuda_launch_clusters(exec, kernel, dim3(clusters * h->p.pieces),
-                                     dim3(AMPI_HOPPER_THREADS), AMPI_HOPPER_SHARED, h->p.pieces,
-                                     *h);
+        dim3(AMPI_HOPPER_THREADS), AMPI_HOPPER_SHARED, h->p.pieces, *h);
 }
 
 /* Returns 0 where the product is left to another kernel. A part of a GPU (MIG, MPS) may have no
@@ -3283,13 +3256,13 @@ AMPI_FN amp_result ampi_cuda_run_narrow(const amp_exec* exec, const char* op,
     while (p->steps < 32 && p->k > AMPI_CUDA_NARROW * (size_t)p->steps) p->steps *= 2;
     blocks = ampi_cuda_parts(p->m * p->n * p->steps, AMPI_CUDA_BLOCK);
     return ampi_cuda_launch(exec, op, p->a.dtype == AMP_BF16 ? ampi_k_gemm_narrow<1>
-                            : ampi_k_gemm_narrow<0>, dim3((unsigned)blocks, (unsigned)p->batch),
-                            dim3(AMPI_CUDA_BLOCK), 0, *p);
+        : ampi_k_gemm_narrow<0>, dim3((unsigned)blocks, (unsigned)p->batch), dim3(AMPI_CUDA_BLOCK),
+        0, *p);
 }
 
 /* Here a kernel is chosen. */
 AMPI_FN amp_result ampi_cuda_product_launch(const amp_exec* exec, const char* op,
-                                            const ampi_product* s, ampi_cuda_product p) {
+        const ampi_product* s, ampi_cuda_product p) {
     amp_result r;
     if (!ampi_cuda_on_tensor_cores(p.a.dtype, p.b.dtype)) return ampi_cuda_run_plain(exec, op, &p);
     if (ampi_cuda_is_narrow(&p, s)) return ampi_cuda_run_narrow(exec, op, &p);
@@ -3306,8 +3279,7 @@ AMPI_FN int ampi_cuda_countable(const ampi_operand* v, size_t side, size_t k) {
 
 /* All products of a batch, by own kernels. */
 AMPI_FN amp_result ampi_cuda_product_own(const amp_exec* exec, const char* op,
-                                         const ampi_product* s, const ampi_cuda_batch* batch,
-                                         amp_cuda_epilogue epilogue) {
+        const ampi_product* s, const ampi_cuda_batch* batch, amp_cuda_epilogue epilogue) {
     for (size_t z = 0; z < batch->count; z += AMPI_CUDA_MAX_BATCH) {
         ampi_cuda_batch part = *batch;
         ampi_product first = *s;
@@ -3318,8 +3290,7 @@ AMPI_FN amp_result ampi_cuda_product_own(const amp_exec* exec, const char* op,
         first.c.bias = ampi_at(s->c.bias, s->c.bias_dtype, z * batch->bias);
         ampi_cuda_product p = ampi_cuda_product_of(&first, &part);
         p.epilogue = (int)epilogue;
-        amp_result r = ampi_cuda_product_launch(exec, op, &first, p);
-        if (r != AMP_OK) return r;
+        AMPI_TRY(ampi_cuda_product_launch(exec, op, &first, p));
     }
     return AMP_OK;
 }
@@ -3347,7 +3318,7 @@ AMPI_FN int ampi_cuda_blas_offers(const ampi_product* s, const ampi_cuda_batch* 
 /* A product with a bias or an activation that the Hopper kernel takes along; cuBLAS needs a launch
    for each. */
 AMPI_FN int ampi_cuda_hopper_has_epilogue(const ampi_product* s, const ampi_cuda_batch* batch,
-                                          amp_cuda_epilogue epilogue) {
+        amp_cuda_epilogue epilogue) {
     const ampi_cuda_product p = ampi_cuda_product_of(s, batch);
     return (s->c.bias || epilogue) && ampi_cuda_on_tensor_cores(s->a.dtype, s->b.dtype)
         && ampi_cuda_hopper_takes(&p);
@@ -3359,7 +3330,7 @@ AMPI_FN int ampi_cuda_hopper_has_epilogue(const ampi_product* s, const ampi_cuda
    and take bias and rounding along. It never gets the work of an exec with a stream of its own: its
    handle, with the workspace, is bound to the context's. */
 AMPI_FN int ampi_cuda_blas_wanted(const amp_exec* exec, const ampi_product* s,
-                                  const ampi_cuda_batch* batch, amp_cuda_epilogue epilogue) {
+        const ampi_cuda_batch* batch, amp_cuda_epilogue epilogue) {
     amp_cuda* c = ampi_cuda_context(exec);
     amp_cuda_gemm_engine engine = ampi_cuda_engine(c);
     double work = (double)s->m * (double)s->n * (double)s->k * (double)batch->count;
@@ -3376,7 +3347,7 @@ AMPI_FN cudaDataType ampi_cuda_blas_type(amp_dtype t) {
 
 /* cuBLAS's matrices are transposed ones to us: C^T = B^T * A^T. Sums of pieces stay in FP32. */
 AMPI_FN cublasStatus_t ampi_cuda_blas_call(cublasHandle_t blas, const ampi_product* s,
-                                           const ampi_cuda_batch* batch, float beta) {
+        const ampi_cuda_batch* batch, float beta) {
     const ampi_operand *a = &s->a, *b = &s->b;
     const ampi_epilogue* c = &s->c;
     cudaDataType in = ampi_cuda_blas_type(a->dtype), out = ampi_cuda_blas_type(c->dtype);
@@ -3385,27 +3356,25 @@ AMPI_FN cublasStatus_t ampi_cuda_blas_call(cublasHandle_t blas, const ampi_produ
     cublasStatus_t e = cublasSetMathMode(blas, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
     if (e != CUBLAS_STATUS_SUCCESS) return e;
     return cublasGemmStridedBatchedEx(blas, tb, ta, (int)s->n, (int)s->m, (int)s->k, &c->alpha,
-                                      b->data, in, (int)b->ld, (long long)batch->b, a->data, in,
-                                      (int)a->ld, (long long)batch->a, &beta, c->data, out,
-                                      (int)c->ld, (long long)batch->c, (int)batch->count,
-                                      CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+        b->data, in, (int)b->ld, (long long)batch->b, a->data, in, (int)a->ld, (long long)batch->a,
+        &beta, c->data, out, (int)c->ld, (long long)batch->c, (int)batch->count, CUBLAS_COMPUTE_32F,
+        CUBLAS_GEMM_DEFAULT);
 }
 
 AMPI_FN amp_result ampi_cuda_product_blas(const amp_exec* exec, const char* op,
-                                          const ampi_product* s, const ampi_cuda_batch* batch) {
+        const ampi_product* s, const ampi_cuda_batch* batch) {
     const float beta = s->c.bias ? 1.0f : s->c.beta;
     ampi_product bias = *s;
-    amp_result r = AMP_OK;
     bias.k = 0;
-    if (s->c.bias) r = ampi_cuda_product_own(exec, op, &bias, batch, AMP_CUDA_EPILOGUE_NONE);
-    if (r != AMP_OK) return r;
+    if (s->c.bias)
+        AMPI_TRY(ampi_cuda_product_own(exec, op, &bias, batch, AMP_CUDA_EPILOGUE_NONE));
     cublasStatus_t e = ampi_cuda_blas_call(ampi_cuda_blas(ampi_cuda_context(exec)), s, batch, beta);
     if (e == CUBLAS_STATUS_SUCCESS) return AMP_OK;
     return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DEVICE, "%s: cuBLAS: status %d", op, (int)e);
 }
 
 AMPI_FN int ampi_cuda_by_blas(const amp_exec* exec, const ampi_product* s,
-                              const ampi_cuda_batch* batch, amp_cuda_epilogue epilogue) {
+        const ampi_cuda_batch* batch, amp_cuda_epilogue epilogue) {
     return ampi_cuda_blas_wanted(exec, s, batch, epilogue) && ampi_cuda_blas_offers(s, batch);
 }
 
@@ -3420,13 +3389,10 @@ AMPI_FN int ampi_cuda_by_blas(const amp_exec*, const ampi_product*, const ampi_c
 
 /* Computes a checked product, or as many as the batch counts. */
 AMPI_FN amp_result ampi_cuda_product_run(const amp_exec* exec, const char* op,
-                                         const ampi_product* s, const ampi_cuda_batch* batch,
-                                         amp_cuda_epilogue epilogue) {
+        const ampi_product* s, const ampi_cuda_batch* batch, amp_cuda_epilogue epilogue) {
     if (s->m == 0 || s->n == 0 || batch->count == 0) return AMP_OK;
-    if (!ampi_cuda_countable(&s->a, s->m, s->k) || !ampi_cuda_countable(&s->b, s->n, s->k)
-        || s->k >= (size_t)1 << 35)
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_UNSUPPORTED, "%s: a side of 2^31 or more",
-            op);
+    AMPI_REFUSE_OP(!ampi_cuda_countable(&s->a, s->m, s->k) || !ampi_cuda_countable(&s->b, s->n,
+        s->k) || s->k >= (size_t)1 << 35, AMP_ERR_UNSUPPORTED, "%s: a side of 2^31 or more", op);
 #if !defined(AMP_NO_CUBLAS)
     if (epilogue == AMP_CUDA_EPILOGUE_NONE && ampi_cuda_by_blas(exec, s, batch, epilogue))
         return ampi_cuda_product_blas(exec, op, s, batch);
@@ -3437,14 +3403,11 @@ AMPI_FN amp_result ampi_cuda_product_run(const amp_exec* exec, const char* op,
 /* relu: and a ReLU, which behind cuBLAS is a pass of its own; all of C is one piece of memory
    then. */
 AMPI_FN amp_result ampi_cuda_product_relu(const amp_exec* exec, const char* op,
-                                          const ampi_product* s, const ampi_cuda_batch* batch,
-                                          int relu) {
+        const ampi_product* s, const ampi_cuda_batch* batch, int relu) {
     const amp_cuda_epilogue epilogue = relu ? AMP_CUDA_EPILOGUE_RELU : AMP_CUDA_EPILOGUE_NONE;
-    amp_result r;
     if (!relu || !ampi_cuda_by_blas(exec, s, batch, epilogue))
         return ampi_cuda_product_run(exec, op, s, batch, epilogue);
-    r = ampi_cuda_product_run(exec, op, s, batch, AMP_CUDA_EPILOGUE_NONE);
-    if (r != AMP_OK) return r;
+    AMPI_TRY(ampi_cuda_product_run(exec, op, s, batch, AMP_CUDA_EPILOGUE_NONE));
     return amp_cuda_backend()->activation_forward(AMP_RELU, s->c.data, s->c.dtype, s->c.data,
         s->c.dtype, s->m * s->n * batch->count, exec);
 }
@@ -3455,41 +3418,37 @@ AMPI_FN amp_result ampi_cuda_product_one(const amp_exec* exec, const char* op,
     return ampi_cuda_product_run(exec, op, s, &one, AMP_CUDA_EPILOGUE_NONE);
 }
 
-/* Amp_cuda_gemm */
+/* Raw products */
 
 /* What amp_gemm has no need to check. */
 AMPI_FN amp_result ampi_cuda_check_desc(const amp_cuda_gemm_desc* d, const amp_gemm_shape* s,
-                                        const amp_logger* logger, const char* op) {
+        const amp_logger* logger, const char* op) {
     const ampi_argument bias = { "bias", d->bias, d->bias_dtype, AMPI_IN,
         AMPI_FLAT(d->bias_per_row ? s->m : s->n) };
-    amp_result r;
-    if ((unsigned)d->epilogue > AMP_CUDA_EPILOGUE_GELU_TANH
-        || (d->bias_per_row != 0 && d->bias_per_row != 1))
-        return ampi_fail(logger, AMP_ERR_DESC,
-                         "%s: epilogue is %d, bias_per_row is %d; they must be 0..3, and 0 or 1",
-                         op, (int)d->epilogue, d->bias_per_row);
+    AMPI_REFUSE_CALL((unsigned)d->epilogue > AMP_CUDA_EPILOGUE_GELU_TANH
+        || (d->bias_per_row != 0 && d->bias_per_row != 1), AMP_ERR_DESC,
+        "%s: epilogue is %d, bias_per_row is %d; they must be 0..3, and 0 or 1", op,
+        (int)d->epilogue, d->bias_per_row);
     if (!d->bias) return AMP_OK;
-    r = ampi_check_matrix(logger, op, &bias);
-    return r == AMP_OK ? ampi_check_stride(logger, op, "bias", s->batch, d->bias_stride) : r;
+    AMPI_TRY(ampi_check_matrix(logger, op, &bias));
+    return ampi_check_stride(logger, op, "bias", s->batch, d->bias_stride);
 }
 
 AMP_DEF amp_result amp_cuda_gemm_with(const amp_gemm_shape* shape, float alpha, const void* a,
-                                      amp_dtype a_dtype, const void* b, amp_dtype b_dtype,
-                                      float beta, void* c, amp_dtype c_dtype,
-                                      const amp_cuda_gemm_desc* desc, const amp_exec* exec) {
+        amp_dtype a_dtype, const void* b, amp_dtype b_dtype, float beta, void* c, amp_dtype c_dtype,
+        const amp_cuda_gemm_desc* desc, const amp_exec* exec) {
     const char* op = desc ? "amp_cuda_gemm_with" : "amp_cuda_gemm";
     const amp_cuda_gemm_desc d = desc ? *desc : amp_cuda_gemm_desc();
     amp_gemm_shape s;
     ampi_product p;
-    amp_result r = ampi_gemm_product(&p, &s, ampi_exec_logger(exec), op, shape, alpha, a, a_dtype,
-                                     b, b_dtype, beta, c, c_dtype);
-    if (r == AMP_OK) r = ampi_cuda_check_desc(&d, &s, ampi_exec_logger(exec), op);
-    if (r != AMP_OK || s.m == 0 || s.n == 0) return r;
-    r = ampi_cuda_check_pointer(exec, op, "c", c);
-    if (r == AMP_OK && s.k > 0) r = ampi_cuda_check_pointer(exec, op, "a", a);
-    if (r == AMP_OK && s.k > 0) r = ampi_cuda_check_pointer(exec, op, "b", b);
-    if (r == AMP_OK) r = ampi_cuda_check_pointer(exec, op, "bias", d.bias);
-    if (r != AMP_OK) return r;
+    AMPI_TRY(ampi_gemm_product(&p, &s, ampi_exec_logger(exec), op, shape, alpha, a, a_dtype, b,
+        b_dtype, beta, c, c_dtype));
+    AMPI_TRY(ampi_cuda_check_desc(&d, &s, ampi_exec_logger(exec), op));
+    if (s.m == 0 || s.n == 0) return AMP_OK;
+    AMPI_TRY(ampi_cuda_check_pointer(exec, op, "c", c));
+    if (s.k > 0) AMPI_TRY(ampi_cuda_check_pointer(exec, op, "a", a));
+    if (s.k > 0) AMPI_TRY(ampi_cuda_check_pointer(exec, op, "b", b));
+    AMPI_TRY(ampi_cuda_check_pointer(exec, op, "bias", d.bias));
     const ampi_cuda_batch batch = { s.batch, s.a_stride, s.b_stride, s.c_stride, d.bias_stride };
     p.c.bias = d.bias; p.c.bias_dtype = ampi_dtype_or_f32(d.bias_dtype);
     p.c.bias_per_row = d.bias_per_row;
@@ -3497,8 +3456,8 @@ AMP_DEF amp_result amp_cuda_gemm_with(const amp_gemm_shape* shape, float alpha, 
 }
 
 AMPI_FN amp_result ampi_cuda_gemm(const amp_gemm_shape* s, float alpha, const void* a,
-                                 amp_dtype a_dtype, const void* b, amp_dtype b_dtype, float beta,
-                                 void* c, amp_dtype c_dtype, const amp_exec* exec) {
+        amp_dtype a_dtype, const void* b, amp_dtype b_dtype, float beta, void* c, amp_dtype c_dtype,
+        const amp_exec* exec) {
     return amp_cuda_gemm_with(s, alpha, a, a_dtype, b, b_dtype, beta, c, c_dtype, NULL, exec);
 }
 
@@ -3663,102 +3622,94 @@ AMPI_FN amp_result ampi_cuda_bias_planes(const amp_exec* exec, const char* op,
     const unsigned blocks = s.parts ? (unsigned)ampi_cuda_parts(s.count, AMPI_CUDA_BIAS_WARPS) : 1u;
     const unsigned threads = s.count <= AMPI_CUDA_BLOCK / 32 ? AMPI_CUDA_BLOCK
         : 32 * AMPI_CUDA_BIAS_WARPS;
-    amp_result r = ampi_cuda_launch(exec, op, ampi_k_bias_planes,
-                                    dim3((unsigned)s.outputs, blocks), dim3(threads),
-                                    AMPI_CUDA_BIAS_SHARED, s);
-    if (r != AMP_OK || !s.parts) return r;
+    AMPI_TRY(ampi_cuda_launch(exec, op, ampi_k_bias_planes, dim3((unsigned)s.outputs, blocks),
+        dim3(threads), AMPI_CUDA_BIAS_SHARED, s));
+    if (!s.parts) return AMP_OK;
     return ampi_cuda_launch(exec, op, ampi_k_bias_parts, dim3((unsigned)s.outputs),
-                            dim3(AMPI_CUDA_BLOCK), AMPI_CUDA_BLOCK / 32 * sizeof(double), s);
+        dim3(AMPI_CUDA_BLOCK), AMPI_CUDA_BLOCK / 32 * sizeof(double), s);
 }
 
 AMPI_FN amp_result ampi_cuda_bias_grad(const amp_exec* exec, const char* op, const void* dy,
-                                       amp_dtype dy_dtype, void* db, amp_dtype db_dtype,
-                                       int accumulate, size_t n, size_t outputs, size_t pixels) {
+        amp_dtype dy_dtype, void* db, amp_dtype db_dtype, int accumulate, size_t n, size_t outputs,
+        size_t pixels) {
     ampi_cuda_bias_sum s = { dy, ampi_dtype_or_f32(dy_dtype), db, ampi_dtype_or_f32(db_dtype), n,
-                             outputs, pixels, accumulate, 0, NULL };
+        outputs, pixels, accumulate, 0, NULL };
     if (outputs == 0) return AMP_OK;
     if (pixels > 1) return ampi_cuda_bias_planes(exec, op, s);
     const unsigned blocks = (unsigned)ampi_cuda_parts(outputs, AMPI_CUDA_BIAS_COLUMNS);
     return ampi_cuda_launch(exec, op, ampi_k_bias_columns, dim3(blocks), dim3(AMPI_CUDA_BIAS_BLOCK),
-                            AMPI_CUDA_BIAS_BLOCK * sizeof(double), s);
+        AMPI_CUDA_BIAS_BLOCK * sizeof(double), s);
 }
 
 /* Dense layer */
 
 AMPI_FN amp_result ampi_cuda_check_pointers(const amp_exec* exec, const char* op,
-                                            const char* const* names, const void* const* pointers,
-                                            int count) {
-    amp_result r = AMP_OK;
-    for (int i = 0; i < count && r == AMP_OK; i++)
-        r = ampi_cuda_check_pointer(exec, op, names[i], pointers[i]);
-    return r;
+        const char* const* names, const void* const* pointers, int count) {
+    for (int i = 0; i < count; i++)
+        AMPI_TRY(ampi_cuda_check_pointer(exec, op, names[i], pointers[i]));
+    return AMP_OK;
 }
 
 /* The operands of a layer's forward and backward pass; those that are not used are NULL. */
 AMPI_FN amp_result ampi_cuda_check_forward(const amp_exec* exec, const char* op, const void* x,
-                                           const void* w, const void* b, const void* y) {
+        const void* w, const void* b, const void* y) {
     const char* const names[] = { "x", "w", "b", "y" };
     const void* const pointers[] = { x, w, b, y };
     return ampi_cuda_check_pointers(exec, op, names, pointers, 4);
 }
 
 AMPI_FN amp_result ampi_cuda_check_backward(const amp_exec* exec, const char* op, const void* dy,
-                                            const void* x, const void* w, const void* dx,
-                                            const void* dw, const void* db) {
+        const void* x, const void* w, const void* dx, const void* dw, const void* db) {
     const char* const names[] = { "dy", "x", "w", "dx", "dw", "db" };
     const void* const pointers[] = { dy, dw ? x : NULL, dx ? w : NULL, dx, dw, db };
     return ampi_cuda_check_pointers(exec, op, names, pointers, 6);
 }
 
 AMPI_FN amp_result ampi_cuda_linear_forward(const void* x, amp_dtype x_dtype, const void* w,
-                                           amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
-                                           void* y, amp_dtype y_dtype, size_t n, size_t in,
-                                           size_t out, const amp_exec* exec) {
+        amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype, size_t n,
+        size_t in, size_t out, const amp_exec* exec) {
     const char* op = "amp_cuda_linear_forward";
     const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype },
                            AMPI_NO_REF, AMPI_NO_REF, AMPI_NO_REF, 0 };
     ampi_product s;
-    amp_result r = ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 0);
-    if (r == AMP_OK) r = ampi_cuda_check_forward(exec, op, x, w, b, y);
+    AMPI_TRY(ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 0));
+    AMPI_TRY(ampi_cuda_check_forward(exec, op, x, w, b, y));
     ampi_linear_y(&s, &t, n, in, out);
-    return r == AMP_OK ? ampi_cuda_product_one(exec, op, &s) : r;
+    return ampi_cuda_product_one(exec, op, &s);
 }
 
 /* For a model, whose pointers are good. */
 AMPI_FN amp_result ampi_cuda_linear_relu(const void* x, amp_dtype x_dtype, const void* w,
-                                         amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
-                                         void* y, amp_dtype y_dtype, size_t n, size_t in,
-                                         size_t out, const amp_exec* exec) {
+        amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype, size_t n,
+        size_t in, size_t out, const amp_exec* exec) {
     const ampi_cuda_batch one = { 1, 0, 0, 0, 0 };
     const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype },
                            AMPI_NO_REF, AMPI_NO_REF, AMPI_NO_REF, 0 };
     ampi_product s;
-    amp_result r = ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 0);
+    AMPI_TRY(ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 0));
     ampi_linear_y(&s, &t, n, in, out);
-    return r == AMP_OK ? ampi_cuda_product_relu(exec, "amp_cuda_linear_forward", &s, &one, 1) : r;
+    return ampi_cuda_product_relu(exec, "amp_cuda_linear_forward", &s, &one, 1);
 }
 
 AMPI_FN amp_result ampi_cuda_linear_backward(const void* dy, amp_dtype dy_dtype, const void* x,
-                                            amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
-                                            void* dx, amp_dtype dx_dtype, void* dw,
-                                            amp_dtype dw_dtype, void* db, amp_dtype db_dtype,
-                                            int accumulate, size_t n, size_t in, size_t out,
-                                            const amp_exec* exec) {
+        amp_dtype x_dtype, const void* w, amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, void* dw,
+        amp_dtype dw_dtype, void* db, amp_dtype db_dtype, int accumulate, size_t n, size_t in,
+        size_t out, const amp_exec* exec) {
     const char* op = "amp_cuda_linear_backward";
     const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, AMPI_NO_REF, { dy, dy_dtype },
                            { dx, dx_dtype }, { dw, dw_dtype }, { db, db_dtype }, accumulate };
     ampi_product s;
-    amp_result r = ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 1);
-    if (r == AMP_OK) r = ampi_cuda_check_backward(exec, op, dy, x, w, dx, dw, db);
-    if (r == AMP_OK && dx) {
+    AMPI_TRY(ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 1));
+    AMPI_TRY(ampi_cuda_check_backward(exec, op, dy, x, w, dx, dw, db));
+    if (dx) {
         ampi_linear_dx(&s, &t, n, in, out);
-        r = ampi_cuda_product_one(exec, op, &s);
+        AMPI_TRY(ampi_cuda_product_one(exec, op, &s));
     }
-    if (r == AMP_OK && dw) {
+    if (dw) {
         ampi_linear_dw(&s, &t, n, in, out);
-        r = ampi_cuda_product_one(exec, op, &s);
+        AMPI_TRY(ampi_cuda_product_one(exec, op, &s));
     }
-    if (r != AMP_OK || !db) return r;
+    if (!db) return AMP_OK;
     return ampi_cuda_bias_grad(exec, op, dy, dy_dtype, db, db_dtype, ampi_adds_params(accumulate),
         n, out, 1);
 }
@@ -3775,8 +3726,8 @@ AMPI_FN amp_result ampi_cuda_conv2d_fits(const ampi_conv2d_sizes* c, const amp_e
         && (int64_t)c->s.width + 2 * (int64_t)c->s.pad_w < side && c->in_pixels < plane
         && c->out_pixels < plane && c->area < plane) return AMP_OK;
     return ampi_fail(ampi_exec_logger(exec), AMP_ERR_UNSUPPORTED,
-                     "%s: a %dx%d input padded by %dx%d, or its output, is too large", op,
-                     c->s.height, c->s.width, c->s.pad_h, c->s.pad_w);
+        "%s: a %dx%d input padded by %dx%d, or its output, is too large", op, c->s.height,
+        c->s.width, c->s.pad_h, c->s.pad_w);
 }
 
 typedef enum ampi_cuda_conv2d_part { AMPI_CONV2D_Y, AMPI_CONV2D_DX,
@@ -3836,8 +3787,8 @@ AMPI_D float ampi_d_direct_widen(uint16_t v, amp_dtype t) {
 
 /* Channels [c, c + count) of what the tile sees. A thread goes down a column of all planes, `down`
    rows at a time; eight of its loads are under way together. */
-AMPI_D void ampi_d_direct_load(float* to, const ampi_cuda_direct& d,
-                               const ampi_cuda_direct_tile& t, uint32_t c, uint32_t count) {
+AMPI_D void ampi_d_direct_load(float* to, const ampi_cuda_direct& d, const ampi_cuda_direct_tile& t,
+        uint32_t c, uint32_t count) {
     const uint32_t rows = count * d.images * d.tall, start = threadIdx.x / d.lanes;
     const uint32_t top = t.row * (uint32_t)d.stride_h - (uint32_t)d.pad_h, below = d.down * d.wide;
     const uint16_t* from = (const uint16_t*)d.x + (t.image * d.channels + c) * d.height * d.width;
@@ -3910,7 +3861,7 @@ AMPI_D void ampi_d_direct_add8(float (&sum)[8], float v, const float (&by)[8]) {
    channels, w: their weights. */
 template <int P, int KH>
 AMPI_D void ampi_d_direct_multiply(float (&sum)[P][8], const float* x, const float* w,
-                                   const ampi_cuda_direct& d, uint32_t count) {
+        const ampi_cuda_direct& d, uint32_t count) {
     const uint32_t plane = d.images * d.tall * d.wide, down = (uint32_t)d.dilation_h * d.wide;
     for (uint32_t c = 0; c < count; c++, x += plane)
         for (uint32_t r = 0; r < d.kernel_h; r += KH)
@@ -3930,7 +3881,7 @@ AMPI_D void ampi_d_direct_multiply(float (&sum)[P][8], const float* x, const flo
 
 /* Eight outputs of a pixel, with their bias and a ReLU, or added to what is there. */
 AMPI_D void ampi_d_direct_store(const ampi_cuda_direct& d, uint32_t image, uint32_t out,
-                                uint32_t pixel, float (&sum)[8]) {
+        uint32_t pixel, float (&sum)[8]) {
     const uint32_t plane = d.rows * d.cols, at = (image * d.outputs + out) * plane + pixel;
     ampi_eight r;
     AMPI_D_UNROLL
@@ -4012,7 +3963,7 @@ AMPI_D void ampi_d_direct_load_dy(float* to, const ampi_cuda_direct& d,
 /* A column of dy and what its first pixel sees of x; the next one sees one new element of it. */
 template <int KH>
 AMPI_D void ampi_d_direct_column(float (&sum)[KH][8], const float* x, const float* dy,
-                                 const ampi_cuda_direct& d, uint32_t rows) {
+        const ampi_cuda_direct& d, uint32_t rows) {
     const uint32_t down = (uint32_t)d.stride_h * d.wide;
     float v[KH], by[8];
     AMPI_D_UNROLL
@@ -4031,8 +3982,7 @@ AMPI_D void ampi_d_direct_column(float (&sum)[KH][8], const float* x, const floa
 /* A thread's columns of a tile. */
 template <int KH>
 AMPI_D void ampi_d_direct_columns(float (&sum)[KH][8], const float* x, const float* dy,
-                                  const ampi_cuda_direct& d, const ampi_cuda_direct_tile& t,
-                                  uint32_t job, uint32_t split) {
+        const ampi_cuda_direct& d, const ampi_cuda_direct_tile& t, uint32_t job, uint32_t split) {
     const uint32_t above = job / d.kernel_w, b = job % d.kernel_w, c = above / d.by_kernel_h.d;
     const uint32_t row = above % d.by_kernel_h.d * KH * (uint32_t)d.dilation_h;
     for (uint32_t q = split; q < t.images * d.cols; q += d.splits) {
@@ -4155,7 +4105,7 @@ AMPI_FN size_t ampi_cuda_direct_area(const ampi_cuda_direct* d, size_t band) {
 
 /* Returns 0 where there are too many tiles. */
 AMPI_FN int ampi_cuda_direct_set_tiles(ampi_cuda_direct* d, size_t band, size_t images, uint32_t kh,
-                                       uint32_t threads) {
+        uint32_t threads) {
     size_t bands = ampi_cuda_parts(d->rows, band), tiles = ampi_cuda_parts(d->n, images) * bands;
     d->band = (uint32_t)band;
     d->bands = (uint32_t)bands;
@@ -4187,7 +4137,7 @@ AMPI_FN uint32_t ampi_cuda_direct_cut(ampi_cuda_direct* d, uint32_t per, uint32_
     area = ampi_cuda_direct_area(d, count * per);
     if (count == all)
         images = ampi_max_size(ampi_min_size(ampi_min_size(d->n, threads / (count * d->cols)),
-                                             AMPI_CUDA_DIRECT_X / area), 1);
+            AMPI_CUDA_DIRECT_X / area), 1);
     d->channels_at_once = (uint32_t)ampi_min_size(d->channels,
         AMPI_CUDA_DIRECT_X / (images * area));
     threads = (uint32_t)ampi_cuda_parts(images * count * d->cols, 32) * 32;
@@ -4265,7 +4215,7 @@ AMPI_FN size_t ampi_cuda_direct_workspace(const ampi_conv2d_sizes* c) {
 
 /* Without the workspace another kernel has to do it. */
 AMPI_FN int ampi_cuda_direct_launch_dw(const amp_exec* exec, const char* op, ampi_cuda_direct* d,
-                                       int accumulate, amp_result* r) {
+        int accumulate, amp_result* r) {
     const uint32_t kh = ampi_cuda_direct_steep(d) ? 1 : ampi_cuda_direct_kh(d);
     void (*kernel)(ampi_cuda_direct) =
         kh == 5 ? ampi_k_direct_dw<5> : kh == 3 ? ampi_k_direct_dw<3> : ampi_k_direct_dw<1>;
@@ -4274,17 +4224,16 @@ AMPI_FN int ampi_cuda_direct_launch_dw(const amp_exec* exec, const char* op, amp
     if (!d->sums) return 0;
     const unsigned groups = (unsigned)ampi_cuda_parts(d->outputs, AMPI_CUDA_DIRECT_OUTPUTS);
     *r = ampi_cuda_launch(exec, op, kernel, dim3(d->shares, groups), dim3(AMPI_CUDA_BLOCK),
-                          AMPI_CUDA_DIRECT_DW * sizeof(float), *d);
+        AMPI_CUDA_DIRECT_DW * sizeof(float), *d);
     if (*r == AMP_OK)
         *r = ampi_cuda_bias_grad(exec, op, d->sums, AMP_F32, d->y, d->y_dtype, accumulate,
-                                 d->shares, (size_t)d->outputs * d->out_step, 1);
+            d->shares, (size_t)d->outputs * d->out_step, 1);
     return 1;
 }
 
 /* Returns 0 where the product is left to other kernels. */
 AMPI_FN int ampi_cuda_try_direct(const amp_exec* exec, const char* op, const ampi_conv2d_sizes* c,
-                                 const ampi_product* s, ampi_cuda_conv2d_part part, int relu,
-                                 amp_result* r) {
+        const ampi_product* s, ampi_cuda_conv2d_part part, int relu, amp_result* r) {
     if (!ampi_cuda_direct_fits(c, part) || !ampi_cuda_on_tensor_cores(s->a.dtype, s->b.dtype))
         return 0;
     ampi_cuda_direct d = ampi_cuda_direct_of(c, s, part);
@@ -4296,8 +4245,8 @@ AMPI_FN int ampi_cuda_try_direct(const amp_exec* exec, const char* op, const amp
 /* The three products */
 
 AMPI_FN amp_result ampi_cuda_conv2d_run(const amp_exec* exec, const char* op,
-                                        const ampi_conv2d_sizes* c, const ampi_convolution* v,
-                                        ampi_cuda_conv2d_part part, int relu) {
+        const ampi_conv2d_sizes* c, const ampi_convolution* v, ampi_cuda_conv2d_part part,
+        int relu) {
     const ampi_cuda_batch groups = { v->groups, v->a_group, v->b_group, v->c_group, v->bias_group };
     amp_result r;
     if (ampi_cuda_try_direct(exec, op, c, &v->s, part, relu, &r)) return r;
@@ -4319,16 +4268,16 @@ AMPI_FN int ampi_cuda_conv2d_phase(ampi_convolution* v, const ampi_conv2d_sizes*
 AMPI_FN amp_result ampi_cuda_conv2d_dx(const amp_exec* exec, const char* op,
                                        const ampi_conv2d_sizes* c, const ampi_layer_refs* t) {
     ampi_convolution v;
-    amp_result r = AMP_OK;
     size_t i = 0;
     int zero = 0;
     while (ampi_cuda_conv2d_phase(&v, c, t, &i)) zero |= v.s.k == 0;
     if (zero && !ampi_adds_input(t->accumulate))
-        r = ampi_cuda_zero(ampi_mutable(t->dx.data), c->x_count * amp_dtype_size(t->dx.dtype),
-            exec);
-    for (i = 0; r == AMP_OK && ampi_cuda_conv2d_phase(&v, c, t, &i);)
-        if (v.s.k > 0) r = ampi_cuda_conv2d_run(exec, op, c, &v, AMPI_CONV2D_DX, 0);
-    return r;
+        AMPI_TRY(ampi_cuda_zero(ampi_mutable(t->dx.data),
+            c->x_count * amp_dtype_size(t->dx.dtype), exec));
+    i = 0;
+    while (ampi_cuda_conv2d_phase(&v, c, t, &i))
+        if (v.s.k > 0) AMPI_TRY(ampi_cuda_conv2d_run(exec, op, c, &v, AMPI_CONV2D_DX, 0));
+    return AMP_OK;
 }
 
 AMPI_FN size_t ampi_cuda_convolution_workspace(const ampi_convolution* v) {
@@ -4353,59 +4302,53 @@ AMPI_FN size_t ampi_cuda_conv2d_workspace(const amp_conv2d_shape* s) {
 }
 
 AMPI_FN amp_result ampi_cuda_conv2d_y(const amp_conv2d_shape* shape, const void* x,
-                                      amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
-                                      const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype,
-                                      int relu, const amp_exec* exec) {
+        amp_dtype x_dtype, const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
+        void* y, amp_dtype y_dtype, int relu, const amp_exec* exec) {
     const char* op = "amp_cuda_conv2d_forward";
     const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype },
                            AMPI_NO_REF, AMPI_NO_REF, AMPI_NO_REF, 0 };
     ampi_conv2d_sizes c;
     ampi_convolution v;
-    amp_result r = ampi_check_conv2d(&c, shape, ampi_exec_logger(exec), &t, 0);
-    if (r == AMP_OK) r = ampi_cuda_conv2d_fits(&c, exec, op);
-    if (r == AMP_OK) r = ampi_cuda_check_forward(exec, op, x, w, b, y);
-    if (r != AMP_OK) return r;
+    AMPI_TRY(ampi_check_conv2d(&c, shape, ampi_exec_logger(exec), &t, 0));
+    AMPI_TRY(ampi_cuda_conv2d_fits(&c, exec, op));
+    AMPI_TRY(ampi_cuda_check_forward(exec, op, x, w, b, y));
     ampi_conv2d_y(&v, &c, &t);
     return ampi_cuda_conv2d_run(exec, op, &c, &v, AMPI_CONV2D_Y, relu);
 }
 
 AMPI_FN amp_result ampi_cuda_conv2d_forward(const amp_conv2d_shape* shape, const void* x,
-                                           amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
-                                           const void* b, amp_dtype b_dtype, void* y,
-                                           amp_dtype y_dtype, const amp_exec* exec) {
+        amp_dtype x_dtype, const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
+        void* y, amp_dtype y_dtype, const amp_exec* exec) {
     return ampi_cuda_conv2d_y(shape, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, 0, exec);
 }
 
 /* For a model. */
 AMPI_FN amp_result ampi_cuda_conv2d_relu(const amp_conv2d_shape* shape, const void* x,
-                                         amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
-                                         const void* b, amp_dtype b_dtype, void* y,
-                                         amp_dtype y_dtype, const amp_exec* exec) {
+        amp_dtype x_dtype, const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
+        void* y, amp_dtype y_dtype, const amp_exec* exec) {
     return ampi_cuda_conv2d_y(shape, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, 1, exec);
 }
 
 AMPI_FN amp_result ampi_cuda_conv2d_backward(const amp_conv2d_shape* shape, const void* dy,
-                                            amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
-                                            const void* w, amp_dtype w_dtype, void* dx,
-                                            amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype,
-                                            void* db, amp_dtype db_dtype, int accumulate,
-                                            const amp_exec* exec) {
+        amp_dtype dy_dtype, const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
+        void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype, void* db, amp_dtype db_dtype,
+        int accumulate, const amp_exec* exec) {
     const char* op = "amp_cuda_conv2d_backward";
     const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, AMPI_NO_REF, { dy, dy_dtype },
                            { dx, dx_dtype }, { dw, dw_dtype }, { db, db_dtype }, accumulate };
     ampi_conv2d_sizes c;
     ampi_convolution v;
-    amp_result r = ampi_check_conv2d(&c, shape, ampi_exec_logger(exec), &t, 1);
-    if (r == AMP_OK) r = ampi_cuda_conv2d_fits(&c, exec, op);
-    if (r == AMP_OK) r = ampi_cuda_check_backward(exec, op, dy, x, w, dx, dw, db);
-    if (r == AMP_OK && dx) r = ampi_cuda_conv2d_dx(exec, op, &c, &t);
-    if (r == AMP_OK && dw) {
+    AMPI_TRY(ampi_check_conv2d(&c, shape, ampi_exec_logger(exec), &t, 1));
+    AMPI_TRY(ampi_cuda_conv2d_fits(&c, exec, op));
+    AMPI_TRY(ampi_cuda_check_backward(exec, op, dy, x, w, dx, dw, db));
+    if (dx) AMPI_TRY(ampi_cuda_conv2d_dx(exec, op, &c, &t));
+    if (dw) {
         ampi_conv2d_dw(&v, &c, &t);
-        r = ampi_cuda_conv2d_run(exec, op, &c, &v, AMPI_CONV2D_DW, 0);
+        AMPI_TRY(ampi_cuda_conv2d_run(exec, op, &c, &v, AMPI_CONV2D_DW, 0));
     }
-    if (r != AMP_OK || !db) return r;
+    if (!db) return AMP_OK;
     return ampi_cuda_bias_grad(exec, op, dy, dy_dtype, db, db_dtype, ampi_adds_params(accumulate),
-                               (size_t)c.s.n, (size_t)c.s.out_channels, c.out_pixels);
+        (size_t)c.s.n, (size_t)c.s.out_channels, c.out_pixels);
 }
 
 /* >>impl-nn */
@@ -4613,7 +4556,7 @@ AMPI_FN int ampi_cuda_vectors_at(const void* p, amp_dtype t, int n) {
 /* How many windows to a tile: as many as the alignment of all arrays allows; 0 = none, or the
    windows are others. `image` is x or dx, `out` y or dy. An index has 31 bits. */
 AMPI_FN int ampi_cuda_pool_tiles(ampi_cuda_pool* q, const void* image, amp_dtype image_dtype,
-                                 const void* out, amp_dtype out_dtype) {
+        const void* out, amp_dtype out_dtype) {
     const ampi_pool_plan* p = &q->p;
     const int k = p->kh;
     if ((k != 2 && k != 3) || p->kw != k || p->sh != k || p->sw != k || p->ph || p->pw) return 0;
@@ -4630,17 +4573,15 @@ AMPI_FN int ampi_cuda_pool_tiles(ampi_cuda_pool* q, const void* image, amp_dtype
 }
 
 AMPI_FN amp_result ampi_cuda_pool2d_forward(const amp_pool2d_shape* s, const void* x,
-                                           amp_dtype x_dtype, void* y, amp_dtype y_dtype,
-                                           const amp_exec* exec) {
+        amp_dtype x_dtype, void* y, amp_dtype y_dtype, const amp_exec* exec) {
     const char* op = "amp_cuda_pool2d_forward";
     ampi_cuda_pool q = {};
-    amp_result r = ampi_pool_plan_make(s, &q.p, ampi_exec_logger(exec));
-    if (r != AMP_OK) return r;
+    AMPI_TRY(ampi_pool_plan_make(s, &q.p, ampi_exec_logger(exec)));
     size_t n = ampi_area(q.p.planes, (size_t)q.p.h * (size_t)q.p.w);
     const size_t y_n = q.p.planes * ((size_t)q.p.oh * (size_t)q.p.ow);
     const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(n) },
                                    { "y", y, y_dtype, AMPI_OUT, AMPI_FLAT(y_n) } };
-    if ((r = AMPI_CUDA_CHECK(exec, op, n, list)) != AMP_OK) return r;
+    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
     q.x = x; q.xt = ampi_dtype_or_f32(x_dtype); q.y = y; q.yt = ampi_dtype_or_f32(y_dtype);
     const int group = ampi_cuda_pool_tiles(&q, x, q.xt, y, q.yt);
     if (group > 0) {
@@ -4648,14 +4589,14 @@ AMPI_FN amp_result ampi_cuda_pool2d_forward(const amp_pool2d_shape* s, const voi
                                          : group == 1 ? ampi_k_pool_tiles<2, 1>
                                                       : ampi_k_pool_tiles<2, 2>;
         return ampi_cuda_launch(exec, op, kernel, ampi_cuda_grid(q.tiles, AMPI_CUDA_BLOCK),
-                                dim3(AMPI_CUDA_BLOCK), 0, q);
+            dim3(AMPI_CUDA_BLOCK), 0, q);
     }
     n = q.p.planes * (size_t)q.p.oh * (size_t)q.p.ow;
     if (ampi_min_int(q.p.kh, q.p.h) > 64 / ampi_min_int(q.p.kw, q.p.w))
         return ampi_cuda_launch(exec, op, ampi_k_pool<32>, ampi_cuda_grid(n, AMPI_CUDA_BLOCK / 32),
-                                dim3(AMPI_CUDA_BLOCK), 0, q);
+            dim3(AMPI_CUDA_BLOCK), 0, q);
     return ampi_cuda_launch(exec, op, ampi_k_pool<1>, ampi_cuda_grid(n, AMPI_CUDA_BLOCK),
-                            dim3(AMPI_CUDA_BLOCK), 0, q);
+        dim3(AMPI_CUDA_BLOCK), 0, q);
 }
 
 /* The windows [first, last) that cover row (or column) r. */
@@ -4669,8 +4610,8 @@ AMPI_D ampi_span ampi_d_windows_over(int r, int out, int stride, int pad, int ke
 
 /* Whether pixel (r, c) is the first maximum of a window. Most pixels are not, and meet a better one
    soon. */
-AMPI_D int ampi_d_pool_wins(const ampi_cuda_pool& q, const ampi_cuda_window& w, size_t plane,
-                            int r, int c, int32_t key) {
+AMPI_D int ampi_d_pool_wins(const ampi_cuda_pool& q, const ampi_cuda_window& w, size_t plane, int r,
+        int c, int32_t key) {
     for (int i = w.top; i < w.bottom; i++)
         for (int j = w.left; j < w.right; j++) {
             int32_t other = ampi_pool_key(ampi_d_load(q.x, q.xt,
@@ -4750,19 +4691,19 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
 }
 
 AMPI_FN amp_result ampi_cuda_pool2d_backward(const amp_pool2d_shape* s, const void* dy,
-                                            amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
-                                            void* dx, amp_dtype dx_dtype, const amp_exec* exec) {
+        amp_dtype dy_dtype, const void* x, amp_dtype x_dtype, void* dx, amp_dtype dx_dtype,
+        const amp_exec* exec) {
     const char* op = "amp_cuda_pool2d_backward";
     ampi_cuda_pool q = {};
-    amp_result r = ampi_pool_plan_make(s, &q.p, ampi_exec_logger(exec));
-    if (r != AMP_OK) return r;
+    AMPI_TRY(ampi_pool_plan_make(s, &q.p, ampi_exec_logger(exec)));
     size_t n = ampi_area(q.p.planes, (size_t)q.p.h * (size_t)q.p.w);
     const size_t y_n = q.p.planes * ((size_t)q.p.oh * (size_t)q.p.ow);
     const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_IN, AMPI_FLAT(y_n) },
                                    { "dx", dx, dx_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(n) },
                                    { "x", x, x_dtype, q.p.max ? AMPI_IN : AMPI_NULL,
                                        AMPI_FLAT(n) } };
-    if ((r = AMPI_CUDA_CHECK(exec, op, n, list)) != AMP_OK || !dx) return r;
+    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
+    if (!dx) return AMP_OK;
     q.x = x; q.xt = ampi_dtype_or_f32(x_dtype); q.dy = dy; q.dyt = ampi_dtype_or_f32(dy_dtype);
     q.y = dx; q.yt = ampi_dtype_or_f32(dx_dtype);
     const int group = ampi_cuda_pool_tiles(&q, dx, q.yt, dy, q.dyt);
@@ -4771,10 +4712,10 @@ AMPI_FN amp_result ampi_cuda_pool2d_backward(const amp_pool2d_shape* s, const vo
                                          : group == 1 ? ampi_k_pool_tiles_backward<2, 1>
                                                       : ampi_k_pool_tiles_backward<2, 2>;
         return ampi_cuda_launch(exec, op, kernel, ampi_cuda_grid(q.tiles, AMPI_CUDA_BLOCK),
-                                dim3(AMPI_CUDA_BLOCK), 0, q);
+            dim3(AMPI_CUDA_BLOCK), 0, q);
     }
     return ampi_cuda_launch(exec, op, ampi_k_pool_backward, ampi_cuda_grid(n, AMPI_CUDA_BLOCK),
-                            dim3(AMPI_CUDA_BLOCK), 0, q);
+        dim3(AMPI_CUDA_BLOCK), 0, q);
 }
 
 /* Batch norm */
@@ -4904,16 +4845,13 @@ AMPI_FN dim3 ampi_cuda_bn_grid(const ampi_bn_plan* p, ampi_cuda_bn* s) {
 }
 
 AMPI_FN amp_result ampi_cuda_batch_norm_forward(const amp_batch_norm_shape* s, int training,
-                                               const void* x, amp_dtype x_dtype, const void* gamma,
-                                               const void* beta, amp_dtype param_dtype,
-                                               float* running_mean, float* running_var,
-                                               float* save_mean, float* save_invstd, void* y,
-                                               amp_dtype y_dtype, const amp_exec* exec) {
+        const void* x, amp_dtype x_dtype, const void* gamma, const void* beta,
+        amp_dtype param_dtype, float* running_mean, float* running_var, float* save_mean,
+        float* save_invstd, void* y, amp_dtype y_dtype, const amp_exec* exec) {
     const char* op = "amp_cuda_batch_norm_forward";
     ampi_bn_plan p;
     ampi_cuda_bn q = {};
-    amp_result r = ampi_bn_plan_make(s, training, &p, ampi_exec_logger(exec));
-    if (r != AMP_OK) return r;
+    AMPI_TRY(ampi_bn_plan_make(s, training, &p, ampi_exec_logger(exec)));
     training = ampi_bn_trains(s, training);
     const size_t n = ampi_area(ampi_area(p.n, p.channels), p.spatial);
     const int running = training ? AMPI_OUT | AMPI_NULL : AMPI_IN;
@@ -4931,7 +4869,7 @@ AMPI_FN amp_result ampi_cuda_batch_norm_forward(const amp_batch_norm_shape* s, i
                                        AMPI_FLAT(p.channels) },
                                    { "save_invstd", save_invstd, AMP_F32, saved,
                                        AMPI_FLAT(p.channels) } };
-    if ((r = AMPI_CUDA_CHECK(exec, op, n, list)) != AMP_OK) return r;
+    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
     q.x = x; q.gamma = gamma; q.beta = beta; q.y = y;
     q.running_mean = running_mean; q.running_var = running_var;
     q.save_mean = save_mean; q.save_invstd = save_invstd;
@@ -4939,7 +4877,7 @@ AMPI_FN amp_result ampi_cuda_batch_norm_forward(const amp_batch_norm_shape* s, i
     q.yt = ampi_dtype_or_f32(y_dtype);
     q.training = training;
     return ampi_cuda_launch(exec, op, ampi_k_batch_norm, ampi_cuda_bn_grid(&p, &q),
-                            dim3(AMPI_CUDA_BN_BLOCK), AMPI_CUDA_BN_SHARED, q);
+        dim3(AMPI_CUDA_BN_BLOCK), AMPI_CUDA_BN_SHARED, q);
 }
 
 /* v = the sums of dy and of dy * (x - mean), for all threads; one of them writes dgamma and
@@ -5005,18 +4943,14 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK,
 }
 
 AMPI_FN amp_result ampi_cuda_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy,
-                                                amp_dtype dy_dtype, const void* x,
-                                                amp_dtype x_dtype, const void* gamma,
-                                                amp_dtype param_dtype, const float* save_mean,
-                                                const float* save_invstd, void* dx,
-                                                amp_dtype dx_dtype, void* dgamma, void* dbeta,
-                                                amp_dtype dparam_dtype, int accumulate,
-                                                const amp_exec* exec) {
+        amp_dtype dy_dtype, const void* x, amp_dtype x_dtype, const void* gamma,
+        amp_dtype param_dtype, const float* save_mean, const float* save_invstd, void* dx,
+        amp_dtype dx_dtype, void* dgamma, void* dbeta, amp_dtype dparam_dtype, int accumulate,
+        const amp_exec* exec) {
     const char* op = "amp_cuda_batch_norm_backward";
     ampi_bn_plan p;
     ampi_cuda_bn q = {};
-    amp_result r = ampi_bn_plan_make(s, 1, &p, ampi_exec_logger(exec));
-    if (r != AMP_OK) return r;
+    AMPI_TRY(ampi_bn_plan_make(s, 1, &p, ampi_exec_logger(exec)));
     const size_t n = ampi_area(ampi_area(p.n, p.channels), p.spatial);
     const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_SAME, AMPI_FLAT(n) },
                                    { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(n) },
@@ -5032,7 +4966,7 @@ AMPI_FN amp_result ampi_cuda_batch_norm_backward(const amp_batch_norm_shape* s, 
                                        AMPI_FLAT(p.channels) },
                                    { "dbeta", dbeta, dparam_dtype, AMPI_OUT | AMPI_NULL,
                                        AMPI_FLAT(p.channels) } };
-    if ((r = AMPI_CUDA_CHECK(exec, op, n, list)) != AMP_OK) return r;
+    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
     q.x = x; q.dy = dy; q.gamma = gamma; q.y = dx; q.dgamma = dgamma; q.dbeta = dbeta;
     q.mean = save_mean; q.invstd = save_invstd;
     q.xt = ampi_dtype_or_f32(x_dtype); q.dyt = ampi_dtype_or_f32(dy_dtype);
@@ -5041,8 +4975,8 @@ AMPI_FN amp_result ampi_cuda_batch_norm_backward(const amp_batch_norm_shape* s, 
     q.accumulate = ampi_adds_params(accumulate);
     q.add = ampi_adds_input(accumulate);
     return ampi_cuda_launch(exec, op, s->frozen ? ampi_k_batch_norm_frozen
-                            : ampi_k_batch_norm_backward, ampi_cuda_bn_grid(&p, &q),
-                            dim3(AMPI_CUDA_BN_BLOCK), AMPI_CUDA_BN_SHARED, q);
+        : ampi_k_batch_norm_backward, ampi_cuda_bn_grid(&p, &q), dim3(AMPI_CUDA_BN_BLOCK),
+        AMPI_CUDA_BN_SHARED, q);
 }
 
 /* Rows */
@@ -5185,20 +5119,15 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_layer_norm
 }
 
 AMPI_FN amp_result ampi_cuda_ln_check(const char* op, size_t d, float eps, const amp_exec* exec) {
-    if (d < 1)
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE,
-            "%s: rows of no elements have no mean", op);
-    if (!ampi_has_finite_bits(&eps) || eps <= 0.0f)
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC,
-                         "%s: eps %g must be greater than 0 and finite", op, (double)eps);
+    AMPI_REFUSE_OP(d < 1, AMP_ERR_SHAPE, "%s: rows of no elements have no mean", op);
+    AMPI_REFUSE_OP(!ampi_has_finite_bits(&eps) || eps <= 0.0f, AMP_ERR_DESC,
+        "%s: eps %g must be greater than 0 and finite", op, (double)eps);
     return AMP_OK;
 }
 
 AMPI_FN amp_result ampi_cuda_layer_norm_forward(const void* x, amp_dtype x_dtype, const void* gamma,
-                                               const void* beta, amp_dtype param_dtype, float eps,
-                                               float* save_mean, float* save_invstd, void* y,
-                                               amp_dtype y_dtype, size_t rows, size_t d,
-                                               const amp_exec* exec) {
+        const void* beta, amp_dtype param_dtype, float eps, float* save_mean, float* save_invstd,
+        void* y, amp_dtype y_dtype, size_t rows, size_t d, const amp_exec* exec) {
     const char* op = "amp_cuda_layer_norm_forward";
     const size_t all = ampi_area(rows, d);
     const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(all) },
@@ -5211,8 +5140,9 @@ AMPI_FN amp_result ampi_cuda_layer_norm_forward(const void* x, amp_dtype x_dtype
                                        AMPI_FLAT(rows) } };
     ampi_cuda_ln q = {};
     eps = ampi_is_zero(&eps) ? 1e-5f : eps;
-    amp_result r = AMPI_CUDA_CHECK(exec, op, all, list);
-    if (r != AMP_OK || (r = ampi_cuda_ln_check(op, d, eps, exec)) != AMP_OK || rows == 0) return r;
+    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, all, list));
+    AMPI_TRY(ampi_cuda_ln_check(op, d, eps, exec));
+    if (rows == 0) return AMP_OK;
     q.x = x; q.gamma = gamma; q.beta = beta; q.y = y; q.save_mean = save_mean;
     q.save_invstd = save_invstd;
     q.xt = ampi_dtype_or_f32(x_dtype); q.pt = ampi_dtype_or_f32(param_dtype);
@@ -5280,7 +5210,7 @@ AMPI_FN size_t ampi_cuda_layer_norm_workspace(size_t rows, size_t d) {
 
 /* Adds the rows from `row` on, two with their loads under way together, four to a float sum. */
 AMPI_D void ampi_d_ln_down(const ampi_cuda_ln& q, size_t row, size_t last, size_t i,
-                           double (&dg)[8], double (&db)[8]) {
+        double (&dg)[8], double (&db)[8]) {
     for (; row < last; row += 4 * (size_t)AMPI_CUDA_LN_WARPS) {
         float g[8] = {}, b[8] = {};
         AMPI_ROLLED
@@ -5367,21 +5297,17 @@ AMPI_FN amp_result ampi_cuda_ln_columns(ampi_cuda_ln q, const char* op, const am
     q.parts = ampi_cuda_ln_parts(q.rows);
     if (q.parts > 1)
         q.partial = (float*)ampi_cuda_scratch(exec, ampi_cuda_ln_partial_bytes(q.rows, q.d));
-    amp_result r = ampi_cuda_launch(exec, op, ampi_k_layer_norm_columns,
-                                    dim3(blocks, q.partial ? (unsigned)q.parts : 1u),
-                                    dim3(AMPI_CUDA_BLOCK), shared, q);
-    if (r != AMP_OK || !q.partial) return r;
+    AMPI_TRY(ampi_cuda_launch(exec, op, ampi_k_layer_norm_columns,
+        dim3(blocks, q.partial ? (unsigned)q.parts : 1u), dim3(AMPI_CUDA_BLOCK), shared, q));
+    if (!q.partial) return AMP_OK;
     return ampi_cuda_launch(exec, op, ampi_k_layer_norm_parts, dim3(blocks), dim3(AMPI_CUDA_BLOCK),
         0, q);
 }
 
 AMPI_FN amp_result ampi_cuda_layer_norm_backward(const void* dy, amp_dtype dy_dtype, const void* x,
-                                                amp_dtype x_dtype, const void* gamma,
-                                                amp_dtype param_dtype, const float* save_mean,
-                                                const float* save_invstd, void* dx,
-                                                amp_dtype dx_dtype, void* dgamma, void* dbeta,
-                                                amp_dtype dparam_dtype, int accumulate,
-                                                size_t rows, size_t d, const amp_exec* exec) {
+        amp_dtype x_dtype, const void* gamma, amp_dtype param_dtype, const float* save_mean,
+        const float* save_invstd, void* dx, amp_dtype dx_dtype, void* dgamma, void* dbeta,
+        amp_dtype dparam_dtype, int accumulate, size_t rows, size_t d, const amp_exec* exec) {
     const char* op = "amp_cuda_layer_norm_backward";
     const size_t all = ampi_area(rows, d);
     const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_IN, AMPI_FLAT(all) },
@@ -5396,12 +5322,13 @@ AMPI_FN amp_result ampi_cuda_layer_norm_backward(const void* dy, amp_dtype dy_dt
                                    { "dbeta", dbeta, dparam_dtype, AMPI_OUT | AMPI_NULL,
                                        AMPI_FLAT(d) } };
     ampi_cuda_ln q = {};
-    amp_result r = AMPI_CUDA_CHECK(exec, op, all, list);
-    if (r != AMP_OK || (r = ampi_cuda_ln_check(op, d, 1.0f, exec)) != AMP_OK) return r;
-    if (rows == 0 && ampi_adds_params(accumulate)) return AMP_OK;
-    if (rows == 0) r = ampi_cuda_check_pointer(exec, op, "dgamma", dgamma);
-    if (rows == 0 && r == AMP_OK) r = ampi_cuda_check_pointer(exec, op, "dbeta", dbeta);
-    if (r != AMP_OK) return r;
+    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, all, list));
+    AMPI_TRY(ampi_cuda_ln_check(op, d, 1.0f, exec));
+    if (rows == 0) {
+        if (ampi_adds_params(accumulate)) return AMP_OK;
+        AMPI_TRY(ampi_cuda_check_pointer(exec, op, "dgamma", dgamma));
+        AMPI_TRY(ampi_cuda_check_pointer(exec, op, "dbeta", dbeta));
+    }
     q.x = x; q.dy = dy; q.gamma = gamma; q.y = dx; q.dgamma = dgamma; q.dbeta = dbeta;
     q.mean = save_mean; q.invstd = save_invstd;
     q.xt = ampi_dtype_or_f32(x_dtype); q.dyt = ampi_dtype_or_f32(dy_dtype);
@@ -5410,7 +5337,7 @@ AMPI_FN amp_result ampi_cuda_layer_norm_backward(const void* dy, amp_dtype dy_dt
     q.rows = rows; q.d = d; q.inverse_d = 1.0 / (double)d;
     q.accumulate = ampi_adds_params(accumulate);
     q.add = ampi_adds_input(accumulate);
-    if ((dgamma || dbeta) && (r = ampi_cuda_ln_columns(q, op, exec)) != AMP_OK) return r;
+    if (dgamma || dbeta) AMPI_TRY(ampi_cuda_ln_columns(q, op, exec));
     if (!dx || rows == 0) return AMP_OK;
     return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_layer_norm_backward, rows, d,
         AMPI_CUDA_ROW_SHARED, q);
@@ -5454,7 +5381,7 @@ static amp_result ampi_cuda_map_run(const amp_exec* exec, const char* op, const 
         const F& f) {
     if (m.n == 0) return AMP_OK;
     return ampi_cuda_launch(exec, op, ampi_k_map<F>, ampi_cuda_grid(m.n, AMPI_CUDA_TILE),
-                            dim3(AMPI_CUDA_BLOCK), 0, m, f);
+        dim3(AMPI_CUDA_BLOCK), 0, m, f);
 }
 
 struct ampi_op_activation { amp_activation f; };
@@ -5501,33 +5428,31 @@ AMPI_D void ampi_d_apply(const ampi_op_dropout& op, float (&v)[8], float (&)[8],
 }
 
 AMPI_FN amp_result ampi_cuda_activation_forward(amp_activation f, const void* x, amp_dtype x_dtype,
-                                               void* y, amp_dtype y_dtype, size_t n,
-                                               const amp_exec* exec) {
+        void* y, amp_dtype y_dtype, size_t n, const amp_exec* exec) {
     const char* op = "amp_cuda_activation_forward";
     const ampi_argument list[] = { { "x", x, x_dtype, AMPI_SAME, AMPI_FLAT(n) },
                                    { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) } };
     const ampi_op_activation functor = { f };
-    amp_result r = ampi_check_activation(exec, f);
-    if (r != AMP_OK || (r = AMPI_CUDA_CHECK(exec, op, n, list)) != AMP_OK) return r;
+    AMPI_TRY(ampi_check_activation(exec, f));
+    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
     return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(x, x_dtype, NULL, AMP_F32, y, y_dtype, n),
         functor);
 }
 
 AMPI_FN amp_result ampi_cuda_activation_backward(amp_activation f, const void* dy,
-                                                amp_dtype dy_dtype, const void* saved,
-                                                amp_dtype saved_dtype, void* dx,
-                                                amp_dtype dx_dtype, size_t n,
-                                                const amp_exec* exec) {
+        amp_dtype dy_dtype, const void* saved, amp_dtype saved_dtype, void* dx, amp_dtype dx_dtype,
+        size_t n, const amp_exec* exec) {
     const char* op = "amp_cuda_activation_backward";
     const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_SAME, AMPI_FLAT(n) },
                                    { "saved", saved, saved_dtype, AMPI_IN, AMPI_FLAT(n) },
                                    { "dx", dx, dx_dtype, AMPI_OUT | AMPI_SAME | AMPI_NULL,
                                        AMPI_FLAT(n) } };
     const ampi_op_activation_slope functor = { f };
-    amp_result r = ampi_check_activation(exec, f);
-    if (r != AMP_OK || (r = AMPI_CUDA_CHECK(exec, op, n, list)) != AMP_OK || !dx) return r;
+    AMPI_TRY(ampi_check_activation(exec, f));
+    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
+    if (!dx) return AMP_OK;
     return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(dy, dy_dtype, saved, saved_dtype, dx,
-                             dx_dtype, n), functor);
+        dx_dtype, n), functor);
 }
 
 /* amp_dropout_forward with a second part of the offset in device memory, offset + *position *
@@ -5538,25 +5463,21 @@ AMPI_FN amp_result ampi_cuda_dropout_forward(const void* x, amp_dtype xt, void* 
     const char* op = "amp_cuda_dropout_forward";
     const ampi_argument list[] = { { "x", x, xt, AMPI_SAME, AMPI_FLAT(n) },
                                    { "y", y, yt, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) } };
-    amp_result r = AMPI_CUDA_CHECK(exec, op, n, list);
-    if (r != AMP_OK) return r;
-    if (!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE))
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC,
-                         "%s: probability %g is outside [0,1)", op, (double)p);
+    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
+    AMPI_REFUSE_OP(!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC,
+        "%s: probability %g is outside [0,1)", op, (double)p);
     const ampi_op_dropout functor = { p, 1.0f / (1.0f - p), seed, offset, stride, position };
     return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(x, xt, NULL, AMP_F32, y, yt, n), functor);
 }
 
 AMPI_FN amp_result ampi_cuda_add_forward(const void* a, amp_dtype a_dtype, const void* b,
-                                        amp_dtype b_dtype, void* y, amp_dtype y_dtype, size_t n,
-                                        const amp_exec* exec) {
+        amp_dtype b_dtype, void* y, amp_dtype y_dtype, size_t n, const amp_exec* exec) {
     const char* op = "amp_cuda_add_forward";
     const ampi_argument list[] = { { "a", a, a_dtype, AMPI_SAME, AMPI_FLAT(n) },
                                    { "b", b, b_dtype, AMPI_SAME, AMPI_FLAT(n) },
                                    { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) } };
     const ampi_op_add functor = { 0 };
-    amp_result r = AMPI_CUDA_CHECK(exec, op, n, list);
-    if (r != AMP_OK) return r;
+    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
     return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(a, a_dtype, b, b_dtype, y, y_dtype, n),
         functor);
 }
@@ -5600,36 +5521,35 @@ AMPI_FN amp_result ampi_cuda_columns_run(const amp_exec* exec, const char* op,
     size_t n = q.rows * ((q.d + 7) / 8);
     if (n == 0) return AMP_OK;
     return ampi_cuda_launch(exec, op, ampi_k_columns, ampi_cuda_grid(n, AMPI_CUDA_BLOCK),
-                            dim3(AMPI_CUDA_BLOCK), 0, q);
+        dim3(AMPI_CUDA_BLOCK), 0, q);
 }
 
 AMPI_FN amp_result ampi_cuda_concat_forward(const void* x, amp_dtype x_dtype, size_t d, void* y,
-                                           amp_dtype y_dtype, size_t d_total, size_t column,
-                                           size_t rows, const amp_exec* exec) {
+        amp_dtype y_dtype, size_t d_total, size_t column, size_t rows, const amp_exec* exec) {
     const char* op = "amp_cuda_concat_forward";
     const int none = d == 0 ? AMPI_NULL : 0;
     const size_t n = ampi_area(rows, d ? d_total : 0);
     const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN | none, AMPI_FLAT(rows * d) },
                                    { "y", y, y_dtype, AMPI_OUT | none, AMPI_FLAT(n) } };
     const ampi_cuda_columns q = { x, y, ampi_dtype_or_f32(x_dtype), ampi_dtype_or_f32(y_dtype), 0,
-                                  d, column, d_total, rows, d, 0 };
-    amp_result r = AMPI_CUDA_CHECK(exec, op, n, list);
-    if (r != AMP_OK || (r = ampi_check_columns(exec, op, d, d_total, column)) != AMP_OK) return r;
+        d, column, d_total, rows, d, 0 };
+    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
+    AMPI_TRY(ampi_check_columns(exec, op, d, d_total, column));
     return ampi_cuda_columns_run(exec, op, q);
 }
 
 AMPI_FN amp_result ampi_cuda_concat_backward(const void* y, amp_dtype y_dtype, size_t d_total,
-                                            size_t column, void* x, amp_dtype x_dtype, size_t d,
-                                            size_t rows, int accumulate, const amp_exec* exec) {
+        size_t column, void* x, amp_dtype x_dtype, size_t d, size_t rows, int accumulate,
+        const amp_exec* exec) {
     const char* op = "amp_cuda_concat_backward";
     const int none = d == 0 ? AMPI_NULL : 0;
     const size_t n = ampi_area(rows, d ? d_total : 0);
     const ampi_argument list[] = { { "y", y, y_dtype, AMPI_IN | none, AMPI_FLAT(n) },
                                    { "x", x, x_dtype, AMPI_OUT | none, AMPI_FLAT(rows * d) } };
     const ampi_cuda_columns q = { y, x, ampi_dtype_or_f32(y_dtype), ampi_dtype_or_f32(x_dtype),
-                                  column, d_total, 0, d, rows, d, accumulate != 0 };
-    amp_result r = AMPI_CUDA_CHECK(exec, op, n, list);
-    if (r != AMP_OK || (r = ampi_check_columns(exec, op, d, d_total, column)) != AMP_OK) return r;
+        column, d_total, 0, d, rows, d, accumulate != 0 };
+    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
+    AMPI_TRY(ampi_check_columns(exec, op, d, d_total, column));
     return ampi_cuda_columns_run(exec, op, q);
 }
 
@@ -5721,32 +5641,30 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T))
 }
 
 AMPI_FN amp_result ampi_cuda_softmax_forward(const void* x, amp_dtype x_dtype, void* y,
-                                            amp_dtype y_dtype, size_t rows, size_t d,
-                                            const amp_exec* exec) {
+        amp_dtype y_dtype, size_t rows, size_t d, const amp_exec* exec) {
     const char* op = "amp_cuda_softmax_forward";
     const size_t all = ampi_area(rows, d);
     const ampi_argument list[] = { { "x", x, x_dtype, AMPI_SAME, AMPI_FLAT(all) },
                                    { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(all) } };
     const ampi_cuda_softmax q = { x, NULL, y, ampi_dtype_or_f32(x_dtype), AMP_F32,
         ampi_dtype_or_f32(y_dtype), rows, d };
-    amp_result r = AMPI_CUDA_CHECK(exec, op, all, list);
-    if (r != AMP_OK || rows == 0 || d == 0) return r;
+    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, all, list));
+    if (rows == 0 || d == 0) return AMP_OK;
     return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_softmax, rows, d, AMPI_CUDA_ROW_SHARED, q);
 }
 
 AMPI_FN amp_result ampi_cuda_softmax_backward(const void* dy, amp_dtype dy_dtype, const void* y,
-                                             amp_dtype y_dtype, void* dx, amp_dtype dx_dtype,
-                                             size_t rows, size_t d, const amp_exec* exec) {
+        amp_dtype y_dtype, void* dx, amp_dtype dx_dtype, size_t rows, size_t d,
+        const amp_exec* exec) {
     const char* op = "amp_cuda_softmax_backward";
     const size_t all = ampi_area(rows, d);
     const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_IN, AMPI_FLAT(all) },
                                    { "y", y, y_dtype, AMPI_IN, AMPI_FLAT(all) },
                                    { "dx", dx, dx_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(all) } };
     const ampi_cuda_softmax q = { y, dy, dx, ampi_dtype_or_f32(y_dtype),
-                                  ampi_dtype_or_f32(dy_dtype), ampi_dtype_or_f32(dx_dtype), rows,
-                                      d };
-    amp_result r = AMPI_CUDA_CHECK(exec, op, all, list);
-    if (r != AMP_OK || !dx || rows == 0 || d == 0) return r;
+        ampi_dtype_or_f32(dy_dtype), ampi_dtype_or_f32(dx_dtype), rows, d };
+    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, all, list));
+    if (!dx || rows == 0 || d == 0) return AMP_OK;
     return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_softmax_backward, rows, d, AMPI_CUDA_ROW_SHARED,
         q);
 }
@@ -5952,23 +5870,20 @@ AMPI_FN amp_result ampi_cuda_loss_end(const ampi_cuda_loss& q, const char* op,
         const amp_exec* exec) {
     if (!q.parts) return AMP_OK;
     return ampi_cuda_launch(exec, op, ampi_k_loss_mean, dim3(1), dim3(AMPI_CUDA_BLOCK),
-                            AMPI_CUDA_BLOCK / 32 * sizeof(double), q);
+        AMPI_CUDA_BLOCK / 32 * sizeof(double), q);
 }
 
 enum { AMPI_CUDA_LOSS_SHARED = (32 + AMPI_CUDA_LOSS_PARTS) * 8 };
 
 AMPI_FN amp_result ampi_cuda_check_labels(const amp_exec* exec, const char* op,
-                                          const int32_t* labels, float smoothing, size_t n,
-                                          size_t classes) {
+        const int32_t* labels, float smoothing, size_t n, size_t classes) {
     const amp_logger* log = ampi_exec_logger(exec);
-    if (n < 1 || classes < 1 || classes > INT32_MAX)
-        return ampi_fail(log, AMP_ERR_SHAPE,
-                         "%s: %lld rows of %lld classes need sizes of 1 to 2^31-1", op,
-                         ampi_shown(n), ampi_shown(classes));
-    if (!ampi_in_range(&smoothing, 0.0f, AMPI_BELOW_ONE))
-        return ampi_fail(log, AMP_ERR_DESC, "%s: smoothing %g is outside [0,1)", op,
-            (double)smoothing);
-    if (!labels) return ampi_fail(log, AMP_ERR_ARGUMENT, "%s: labels is NULL", op);
+    AMPI_REFUSE_WITH(log, n < 1 || classes < 1 || classes > INT32_MAX, AMP_ERR_SHAPE,
+        "%s: %lld rows of %lld classes need sizes of 1 to 2^31-1", op, ampi_shown(n),
+        ampi_shown(classes));
+    AMPI_REFUSE_WITH(log, !ampi_in_range(&smoothing, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC,
+        "%s: smoothing %g is outside [0,1)", op, (double)smoothing);
+    AMPI_REFUSE_WITH(log, !labels, AMP_ERR_ARGUMENT, "%s: labels is NULL", op);
     return ampi_cuda_check_pointer(exec, op, "labels", labels);
 }
 
@@ -5977,7 +5892,7 @@ AMPI_FN amp_result ampi_cuda_few_run(ampi_cuda_loss* q, const char* op, const am
     size_t parts = ampi_min_size(ampi_cuda_parts(q->n, q->tile), AMPI_CUDA_FEW_PARTS);
     parts = ampi_cuda_loss_plan(q, parts, 1, exec);
     return ampi_cuda_launch(exec, op, ampi_k_cross_entropy_few, dim3((unsigned)parts),
-                            dim3(AMPI_CUDA_FEW_BLOCK), AMPI_CUDA_FEW_SHARED, *q);
+        dim3(AMPI_CUDA_FEW_BLOCK), AMPI_CUDA_FEW_SHARED, *q);
 }
 
 AMPI_FN amp_result ampi_cuda_many_run(ampi_cuda_loss* q, const char* op, const amp_exec* exec) {
@@ -5988,24 +5903,21 @@ AMPI_FN amp_result ampi_cuda_many_run(ampi_cuda_loss* q, const char* op, const a
 }
 
 AMPI_FN amp_result ampi_cuda_softmax_cross_entropy_forward(const void* logits,
-                                                          amp_dtype logits_dtype,
-                                                          const int32_t* labels, float smoothing,
-                                                          float* loss, size_t n, size_t classes,
-                                                          const amp_exec* exec) {
+        amp_dtype logits_dtype, const int32_t* labels, float smoothing, float* loss, size_t n,
+        size_t classes, const amp_exec* exec) {
     const char* op = "amp_cuda_softmax_cross_entropy_forward";
     const size_t all = ampi_area(n, classes);
     const ampi_argument list[] = { { "logits", logits, logits_dtype, AMPI_IN, AMPI_FLAT(all) },
                                    { "loss", loss, AMP_F32, AMPI_OUT, AMPI_FLAT(1) } };
     ampi_cuda_loss q = {};
-    amp_result r = AMPI_CUDA_CHECK(exec, op, all, list);
-    if (r != AMP_OK || (r = ampi_cuda_check_labels(exec, op, labels, smoothing, n, classes))
-        != AMP_OK) return r;
+    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, all, list));
+    AMPI_TRY(ampi_cuda_check_labels(exec, op, labels, smoothing, n, classes));
     q.x = logits; q.xt = ampi_dtype_or_f32(logits_dtype); q.labels = labels;
     q.smoothing = smoothing; q.loss = loss;
     q.n = n; q.d = classes;
-    r = classes <= AMPI_CUDA_FEW ? ampi_cuda_few_run(&q, op, exec) : ampi_cuda_many_run(&q, op,
-        exec);
-    return r != AMP_OK ? r : ampi_cuda_loss_end(q, op, exec);
+    AMPI_TRY(classes <= AMPI_CUDA_FEW ? ampi_cuda_few_run(&q, op, exec) : ampi_cuda_many_run(&q, op,
+        exec));
+    return ampi_cuda_loss_end(q, op, exec);
 }
 
 /* What a loss's gradient needs beyond the loss. */
@@ -6046,12 +5958,9 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T), 1)
 }
 
 AMPI_FN amp_result ampi_cuda_softmax_cross_entropy_backward(const void* logits,
-                                                           amp_dtype logits_dtype,
-                                                           const int32_t* labels, float smoothing,
-                                                           const float* loss_scale, float weight,
-                                                           void* dlogits, amp_dtype dlogits_dtype,
-                                                           size_t n, size_t classes,
-                                                           const amp_exec* exec) {
+        amp_dtype logits_dtype, const int32_t* labels, float smoothing, const float* loss_scale,
+        float weight, void* dlogits, amp_dtype dlogits_dtype, size_t n, size_t classes,
+        const amp_exec* exec) {
     const char* op = "amp_cuda_softmax_cross_entropy_backward";
     const size_t all = ampi_area(n, classes);
     const ampi_argument list[] = { { "logits", logits, logits_dtype, AMPI_IN, AMPI_FLAT(all) },
@@ -6059,10 +5968,10 @@ AMPI_FN amp_result ampi_cuda_softmax_cross_entropy_backward(const void* logits,
                                        AMPI_FLAT(all) },
                                    { "loss_scale", loss_scale, AMP_F32, AMPI_NULL, AMPI_FLAT(1) } };
     ampi_cuda_loss_slope s = {};
-    amp_result r = AMPI_CUDA_CHECK(exec, op, all, list);
-    if (r != AMP_OK || (r = ampi_cuda_check_labels(exec, op, labels, smoothing, n, classes))
-        != AMP_OK) return r;
-    if ((r = ampi_check_mean(exec, op, n, weight)) != AMP_OK || !dlogits) return r;
+    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, all, list));
+    AMPI_TRY(ampi_cuda_check_labels(exec, op, labels, smoothing, n, classes));
+    AMPI_TRY(ampi_check_mean(exec, op, n, weight));
+    if (!dlogits) return AMP_OK;
     s.q.x = logits; s.q.xt = ampi_dtype_or_f32(logits_dtype); s.q.labels = labels;
     s.q.smoothing = smoothing;
     s.q.n = n; s.q.d = classes;
@@ -6090,74 +5999,67 @@ AMPI_D void ampi_d_apply(const ampi_op_loss_slope& op, float (&x)[8], float (&ta
 }
 
 AMPI_FN amp_result ampi_cuda_loss_check(const amp_exec* exec, const char* op, size_t n,
-                                        float weight, const ampi_argument* list, size_t count) {
+        float weight, const ampi_argument* list, size_t count) {
     AMPI_TRY(ampi_cuda_check_operands(exec, op, n, list, count));
     return ampi_check_mean(exec, op, n, weight);
 }
 
 AMPI_FN amp_result ampi_cuda_loss_forward(ampi_loss kind, const char* op, const void* x,
-                                          amp_dtype xt, const void* target, amp_dtype tt,
-                                          float* loss, size_t n, const amp_exec* exec) {
+        amp_dtype xt, const void* target, amp_dtype tt, float* loss, size_t n,
+        const amp_exec* exec) {
     const ampi_argument list[] = { { "x", x, xt, AMPI_IN, AMPI_FLAT(n) },
                                    { "target", target, tt, AMPI_IN, AMPI_FLAT(n) },
                                    { "loss", loss, AMP_F32, AMPI_OUT, AMPI_FLAT(1) } };
     ampi_cuda_loss q = {};
-    amp_result r = ampi_cuda_loss_check(exec, op, n, 1.0f, list, 3);
-    if (r != AMP_OK) return r;
+    AMPI_TRY(ampi_cuda_loss_check(exec, op, n, 1.0f, list, 3));
     q.x = x; q.xt = ampi_dtype_or_f32(xt); q.target = target; q.tt = ampi_dtype_or_f32(tt);
     q.loss = loss; q.n = n;
     q.kind = kind;
     q.tile = AMPI_CUDA_TILE;
     size_t parts = ampi_min_size(ampi_cuda_parts(n, AMPI_CUDA_TILE), AMPI_CUDA_LOSS_PARTS);
     parts = ampi_cuda_loss_plan(&q, parts, 2, exec);
-    r = ampi_cuda_launch(exec, op, ampi_k_loss, dim3((unsigned)parts), dim3(AMPI_CUDA_BLOCK),
-                         AMPI_CUDA_LOSS_SHARED, q);
-    return r != AMP_OK ? r : ampi_cuda_loss_end(q, op, exec);
+    AMPI_TRY(ampi_cuda_launch(exec, op, ampi_k_loss, dim3((unsigned)parts), dim3(AMPI_CUDA_BLOCK),
+        AMPI_CUDA_LOSS_SHARED, q));
+    return ampi_cuda_loss_end(q, op, exec);
 }
 
 AMPI_FN amp_result ampi_cuda_loss_backward(ampi_loss kind, const char* op, const void* x,
-                                           amp_dtype xt, const void* target, amp_dtype tt,
-                                           const float* loss_scale, float weight, void* dx,
-                                           amp_dtype dxt, size_t n, const amp_exec* exec) {
+        amp_dtype xt, const void* target, amp_dtype tt, const float* loss_scale, float weight,
+        void* dx, amp_dtype dxt, size_t n, const amp_exec* exec) {
     const ampi_argument list[] = { { "x", x, xt, AMPI_IN, AMPI_FLAT(n) },
                                    { "target", target, tt, AMPI_IN, AMPI_FLAT(n) },
                                    { "dx", dx, dxt, AMPI_OUT | AMPI_NULL, AMPI_FLAT(n) },
                                    { "loss_scale", loss_scale, AMP_F32, AMPI_NULL, AMPI_FLAT(1) } };
     const ampi_op_loss_slope functor = { kind, loss_scale, weight, 0.0f, n };
-    amp_result r = ampi_cuda_loss_check(exec, op, n, weight, list, 4);
-    if (r != AMP_OK || !dx) return r;
+    AMPI_TRY(ampi_cuda_loss_check(exec, op, n, weight, list, 4));
+    if (!dx) return AMP_OK;
     return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(x, xt, target, tt, dx, dxt, n), functor);
 }
 
 AMPI_FN amp_result ampi_cuda_mse_forward(const void* x, amp_dtype x_dtype, const void* target,
-                                        amp_dtype target_dtype, float* loss, size_t n,
-                                        const amp_exec* exec) {
+        amp_dtype target_dtype, float* loss, size_t n, const amp_exec* exec) {
     return ampi_cuda_loss_forward(AMPI_MSE, "amp_cuda_mse_forward", x, x_dtype, target,
-                                  target_dtype, loss, n, exec);
+        target_dtype, loss, n, exec);
 }
 
 AMPI_FN amp_result ampi_cuda_mse_backward(const void* x, amp_dtype x_dtype, const void* target,
-                                         amp_dtype target_dtype, const float* loss_scale,
-                                         float weight, void* dx, amp_dtype dx_dtype, size_t n,
-                                         const amp_exec* exec) {
+        amp_dtype target_dtype, const float* loss_scale, float weight, void* dx, amp_dtype dx_dtype,
+        size_t n, const amp_exec* exec) {
     return ampi_cuda_loss_backward(AMPI_MSE, "amp_cuda_mse_backward", x, x_dtype, target,
-                                   target_dtype, loss_scale, weight, dx, dx_dtype, n, exec);
+        target_dtype, loss_scale, weight, dx, dx_dtype, n, exec);
 }
 
 AMPI_FN amp_result ampi_cuda_bce_with_logits_forward(const void* x, amp_dtype x_dtype,
-                                                    const void* target, amp_dtype target_dtype,
-                                                    float* loss, size_t n, const amp_exec* exec) {
+        const void* target, amp_dtype target_dtype, float* loss, size_t n, const amp_exec* exec) {
     return ampi_cuda_loss_forward(AMPI_BCE, "amp_cuda_bce_with_logits_forward", x, x_dtype, target,
-                                  target_dtype, loss, n, exec);
+        target_dtype, loss, n, exec);
 }
 
 AMPI_FN amp_result ampi_cuda_bce_with_logits_backward(const void* x, amp_dtype x_dtype,
-                                                     const void* target, amp_dtype target_dtype,
-                                                     const float* loss_scale, float weight,
-                                                     void* dx, amp_dtype dx_dtype, size_t n,
-                                                     const amp_exec* exec) {
+        const void* target, amp_dtype target_dtype, const float* loss_scale, float weight, void* dx,
+        amp_dtype dx_dtype, size_t n, const amp_exec* exec) {
     return ampi_cuda_loss_backward(AMPI_BCE, "amp_cuda_bce_with_logits_backward", x, x_dtype,
-                                   target, target_dtype, loss_scale, weight, dx, dx_dtype, n, exec);
+        target, target_dtype, loss_scale, weight, dx, dx_dtype, n, exec);
 }
 
 /* >>impl-scaler */
@@ -6238,7 +6140,7 @@ AMPI_HD AMPI_FN ampi_cuda_bad ampi_cuda_nothing_bad(void) {
 
 /* The tables, in host memory. */
 AMPI_FN void ampi_cuda_fill_tables(const ampi_tensors* t, ampi_cuda_chunk* chunks,
-                                   ampi_cuda_array* arrays, char* names) {
+        ampi_cuda_array* arrays, char* names) {
     uint64_t next = 0, offset;
     int i;
     for (i = 0; i < t->count; i++) {
@@ -6259,11 +6161,11 @@ AMPI_FN void ampi_cuda_fill_tables(const ampi_tensors* t, ampi_cuda_chunk* chunk
 
 /* Device memory with the contents of a host block, which the caller may free at once. */
 AMPI_FN amp_result ampi_cuda_clone(void** out, const void* host, size_t bytes, const amp_exec* exec,
-                                   const char* place) {
+        const char* place) {
     amp_result r = ampi_cuda_check(exec, place, cudaMalloc(out, bytes));
     if (r != AMP_OK) { *out = NULL; return r; }
     r = ampi_cuda_check(exec, place, cudaMemcpyAsync(*out, host, bytes, cudaMemcpyHostToDevice,
-                                                     ampi_cuda_stream(exec)));
+        ampi_cuda_stream(exec)));
     if (r == AMP_OK) r = ampi_cuda_wait(exec, place);
     if (r == AMP_OK) return r;
     ampi_cuda_free(*out, NULL);
@@ -6272,7 +6174,7 @@ AMPI_FN amp_result ampi_cuda_clone(void** out, const void* host, size_t bytes, c
 }
 
 AMPI_FN amp_result ampi_cuda_fill_list(amp_cuda_tensors* l, const ampi_tensors* t,
-                                       const amp_exec* exec, const char* place) {
+        const amp_exec* exec, const char* place) {
     size_t total = 0, chunk_count = 0, found, sums, moved, chunks, arrays, names;
     unsigned char *host, *base;
     amp_result r;
@@ -6288,12 +6190,11 @@ AMPI_FN amp_result ampi_cuda_fill_list(amp_cuda_tensors* l, const ampi_tensors* 
     arrays = ampi_cuda_reserve(&total, (size_t)t->count, sizeof(ampi_cuda_array));
     names = ampi_cuda_reserve(&total, (size_t)t->count, AMPI_CUDA_NAME);
     host = (unsigned char*)calloc(total, 1);
-    if (!host)
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_MEMORY, "%s: no %llu bytes for the table",
-                         place, (ampi_ull)total);
+    AMPI_REFUSE_OP(!host, AMP_ERR_MEMORY, "%s: no %llu bytes for the table", place,
+        (ampi_ull)total);
     ((ampi_cuda_found*)(void*)(host + found))->bad = ampi_cuda_nothing_bad();
     ampi_cuda_fill_tables(t, (ampi_cuda_chunk*)(void*)(host + chunks),
-                          (ampi_cuda_array*)(void*)(host + arrays), (char*)(host + names));
+        (ampi_cuda_array*)(void*)(host + arrays), (char*)(host + names));
     r = ampi_cuda_clone(&l->memory, host, total, exec, place);
     free(host);
     base = (unsigned char*)l->memory;
@@ -6318,7 +6219,7 @@ AMP_DEF void amp_cuda_tensors_destroy(amp_cuda_tensors* list) {
 
 /* The pointers are known to be good. */
 AMPI_FN amp_result ampi_cuda_make_list(amp_cuda_tensors** out, const ampi_tensors* t,
-                                       const amp_exec* exec, const char* place) {
+        const amp_exec* exec, const char* place) {
     amp_cuda_tensors* l = (amp_cuda_tensors*)calloc(1, sizeof *l);
     ampi_two_lists lists;
     amp_result r;
@@ -6344,19 +6245,18 @@ AMPI_FN amp_result ampi_cuda_make_list(amp_cuda_tensors** out, const ampi_tensor
 }
 
 AMP_DEF amp_result amp_cuda_tensors_create(amp_cuda_tensors** out, const amp_tensor* tensors,
-                                           int count, const amp_exec* exec) {
+        int count, const amp_exec* exec) {
     static const char place[] = "amp_cuda_tensors_create";
     ampi_tensors t = ampi_tensors_of(tensors, count, place);
-    amp_result r;
     int i;
-    if (!out) return ampi_cuda_missing(exec, place, "out");
+    AMPI_CUDA_REFUSE_NULL(!out, "out");
     *out = NULL;
-    r = ampi_tensors_validate(&t, ampi_exec_logger(exec));
-    for (i = 0; r == AMP_OK && i < count; i++)
+    AMPI_TRY(ampi_tensors_validate(&t, ampi_exec_logger(exec)));
+    for (i = 0; i < count; i++)
         if (tensors[i].count)
-            r = ampi_cuda_check_pointer(exec, place, tensors[i].name ? tensors[i].name : "a tensor",
-                                        tensors[i].data);
-    return r == AMP_OK ? ampi_cuda_make_list(out, &t, exec, place) : r;
+            AMPI_TRY(ampi_cuda_check_pointer(exec, place, tensors[i].name ? tensors[i].name
+                : "a tensor", tensors[i].data));
+    return ampi_cuda_make_list(out, &t, exec, place);
 }
 
 /* Of a pass that sums: a block for each eight chunks, so that it begins and ends seldom; but at
@@ -6419,8 +6319,8 @@ static_assert(sizeof(amp_overflow_info) % 8 == 0 && AMPI_CUDA_INFO_WORDS <= 32,
     "a lane of a warp for each word");
 AMPI_D uint64_t ampi_d_clear_word(unsigned i, double norm) {
     if (i == offsetof(amp_overflow_info, norm) / 8) return ampi_bits64(norm);
-    return i == offsetof(amp_overflow_info, first_tensor) / 8
-               || i == offsetof(amp_overflow_info, last_tensor) / 8 ? 0xffffffffu : 0u;
+    return i == offsetof(amp_overflow_info, first_tensor) / 8 || i == offsetof(amp_overflow_info,
+        last_tensor) / 8 ? 0xffffffffu : 0u;
 }
 
 AMPI_D void ampi_d_clear_info(amp_overflow_info* info, unsigned lane, double norm) {
@@ -6541,7 +6441,7 @@ static __global__ void ampi_k_scaler_flag(const ampi_cuda_scaler_block* b, float
 /* 16 bytes at a time as far as `wide` units go. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
 ampi_k_copy_if_skipped(const ampi_cuda_scaler_block* b, unsigned char* dst,
-                       const unsigned char* src, size_t wide, size_t bytes) {
+    const unsigned char* src, size_t wide, size_t bytes) {
     ampi_ptx_grid_wait();
     size_t at = (size_t)blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x,
         step = (size_t)gridDim.x * AMPI_CUDA_BLOCK, i;
@@ -6666,7 +6566,7 @@ AMPI_D uint32_t ampi_d_magnitude(const ampi_cuda_range& v, unsigned i) {
     float sum;
     if (KIND != AMPI_LOOK_SUMS)
         return v.x_dtype == AMP_F32 ? ((const uint32_t*)v.x)[i] & 0x7fffffffu
-                                                            : ((const uint16_t*)v.x)[i] & 0x7fffu;
+            : ((const uint16_t*)v.x)[i] & 0x7fffu;
     sum = ampi_fma(1, ampi_d_load(v.x, v.x_dtype, i), v.inverse, ampi_d_load(v.y, v.y_dtype, i));
     return v.y_dtype == AMP_F32   ? ampi_bits(sum) & 0x7fffffffu
            : v.y_dtype == AMP_F16 ? ampi_d_round_half(sum) & 0x7fffu
@@ -6698,8 +6598,7 @@ AMPI_D void ampi_d_count_bad(ampi_cuda_bad_here* all, const ampi_cuda_range& v, 
    be taken back: every element is 0, or at least a.scaler->exact and not above v.last. Nobody knows
    yet what the other parts hold. */
 AMPI_D void ampi_d_look_unscale(const ampi_cuda_look& a, const ampi_cuda_chunk& x,
-                                const ampi_cuda_range& v, const ampi_cuda_scan& s,
-                                ampi_eight (&r)[2], uint64_t c) {
+        const ampi_cuda_range& v, const ampi_cuda_scan& s, ampi_eight (&r)[2], uint64_t c) {
     const uint32_t exact = a.scaler->exact[x.dtype - 1];
     const int moves = __all_sync(0xffffffffu, exact != 0 && !(s.over >> 31)
         && s.least >= exact - 1);
@@ -6715,7 +6614,7 @@ AMPI_D void ampi_d_look_unscale(const ampi_cuda_look& a, const ampi_cuda_chunk& 
 /* One round: each thread of the block looks at two eights. */
 template <int KIND>
 AMPI_D void ampi_d_look_chunk(ampi_cuda_scan& s, const ampi_cuda_look& a, const ampi_cuda_chunk& x,
-                              uint64_t c, ampi_cuda_bad_here* bad) {
+        uint64_t c, ampi_cuda_bad_here* bad) {
     const ampi_cuda_range v = ampi_d_range_of<KIND>(a, x, c);
     const unsigned at = 8 * threadIdx.x, apart = 8 * AMPI_CUDA_BLOCK;
     const bool sums = KIND == AMPI_LOOK_SUMS;
@@ -6829,7 +6728,7 @@ AMPI_D void ampi_d_look_ask(ampi_cuda_known& k, const ampi_cuda_look& a) {
 /* ampi_scaler_record on the device, where the window's info is cleared already if this is its first
    list. Clean findings change nothing but the norm. */
 AMPI_D void ampi_d_scaler_record(ampi_cuda_scaler_block* b, const amp_overflow_info* found,
-                                 bool stops, int list, double norm) {
+        bool stops, int list, double norm) {
     b->closed = 0;
     b->info.norm = norm;
     if (list >= 0) b->norms[list] = norm;
@@ -6930,12 +6829,11 @@ ampi_k_settle(const ampi_cuda_list l, const ampi_cuda_scaler_block* scaler) {
 }
 
 AMPI_FN amp_result ampi_cuda_settle(const amp_cuda_tensors* list,
-                                    const ampi_cuda_scaler_block* scaler, const amp_exec* exec,
-                                    const char* place) {
+        const ampi_cuda_scaler_block* scaler, const amp_exec* exec, const char* place) {
     const uint64_t blocks = (list->list.chunk_count + AMPI_CUDA_SETTLE_CHUNKS
         - 1) / AMPI_CUDA_SETTLE_CHUNKS;
     return ampi_cuda_launch(exec, place, ampi_k_settle, dim3((unsigned)blocks),
-                            dim3(AMPI_CUDA_BLOCK), 0, list->list, scaler);
+        dim3(AMPI_CUDA_BLOCK), 0, list->list, scaler);
 }
 
 typedef struct ampi_cuda_move {
@@ -6946,7 +6844,7 @@ typedef struct ampi_cuda_move {
 } ampi_cuda_move;
 
 AMPI_D void ampi_d_move8(const ampi_cuda_move& a, const ampi_cuda_chunk& x,
-                         const ampi_cuda_chunk& y, unsigned i, float factor) {
+        const ampi_cuda_chunk& y, unsigned i, float factor) {
     float v[8], sum[8];
     ampi_eight r;
     ampi_d_load8(v, x.data, x.dtype, i, x.n);
@@ -6974,8 +6872,8 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_move(const ampi
 }
 
 AMPI_FN amp_result ampi_cuda_move_list(const amp_cuda_tensors* dst, const amp_cuda_tensors* src,
-                                       const ampi_cuda_scaler_block* scaler, int accumulate,
-                                       const amp_exec* exec, const char* place) {
+        const ampi_cuda_scaler_block* scaler, int accumulate, const amp_exec* exec,
+        const char* place) {
     ampi_cuda_move a;
     a.src = src->list;
     a.dst = dst->list.chunks;
@@ -6989,12 +6887,12 @@ AMPI_FN amp_result ampi_cuda_move_list(const amp_cuda_tensors* dst, const amp_cu
 
 /* A scaler that goes on from where `from` is. */
 AMPI_FN amp_result ampi_cuda_scaler_clone(amp_cuda_scaler** out, const amp_scaler* from,
-                                          const amp_exec* exec, const char* place) {
+        const amp_exec* exec, const char* place) {
     ampi_cuda_scaler_block block;
     amp_cuda_scaler* s = (amp_cuda_scaler*)calloc(1, sizeof *s);
     amp_result r;
     int i;
-    if (!s) return ampi_fail(&from->logger, AMP_ERR_MEMORY, "%s: out of memory", place);
+    AMPI_REFUSE_WITH(&from->logger, !s, AMP_ERR_MEMORY, "%s: out of memory", place);
     s->window = *from;
     memset(&block, 0, sizeof block);
     block.state = from->state;
@@ -7017,14 +6915,13 @@ AMP_DEF amp_result amp_cuda_scaler_create(amp_cuda_scaler** out, const amp_scale
     const amp_logger* logger = desc && desc->logger ? desc->logger : ampi_exec_logger(exec);
     amp_scaler_desc d;
     amp_scaler host;
-    amp_result r;
-    if (!out) return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: out is NULL", place);
+    AMPI_REFUSE_CALL(!out, AMP_ERR_ARGUMENT, "%s: out is NULL", place);
     *out = NULL;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
     d.logger = logger;
-    r = amp_scaler_init(&host, &d);
-    return r == AMP_OK ? ampi_cuda_scaler_clone(out, &host, exec, place) : r;
+    AMPI_TRY(amp_scaler_init(&host, &d));
+    return ampi_cuda_scaler_clone(out, &host, exec, place);
 }
 
 /* The scaler and its device memory are freed; NULL is allowed. */
@@ -7051,9 +6948,9 @@ AMP_DEF const amp_scaler_state* amp_cuda_scaler_device_state(const amp_cuda_scal
 
 /* A list as amp.h's functions know it. */
 AMPI_FN amp_result ampi_cuda_scaler_list(const amp_cuda_scaler* s, const amp_cuda_tensors* list,
-                                         ampi_tensors* t, const amp_exec* exec, const char* place) {
-    if (!s) return ampi_cuda_missing(exec, place, "the scaler");
-    if (!list) return ampi_fail(&s->window.logger, AMP_ERR_ARGUMENT, "%s: the list is NULL", place);
+        ampi_tensors* t, const amp_exec* exec, const char* place) {
+    AMPI_CUDA_REFUSE_NULL(!s, "the scaler");
+    AMPI_REFUSE_WITH(&s->window.logger, !list, AMP_ERR_ARGUMENT, "%s: the list is NULL", place);
     *t = ampi_tensors_of(list->tensors, list->count, place);
     t->apart = list->apart;
     return AMP_OK;
@@ -7074,7 +6971,7 @@ AMPI_FN void ampi_cuda_note(amp_cuda_scaler* s, const ampi_tensors* t, uint32_t 
 
 /* A look at scaled gradients. `named` is the list whose number the norm is kept under. */
 AMPI_FN ampi_cuda_look ampi_cuda_look_of(amp_cuda_scaler* s, const amp_cuda_tensors* list,
-                                         const ampi_tensors* named) {
+        const ampi_tensors* named) {
     ampi_cuda_look a;
     memset(&a, 0, sizeof a);
     a.src = list->list;
@@ -7091,63 +6988,61 @@ AMP_DEF amp_result amp_cuda_scaler_check(amp_cuda_scaler* s, const amp_cuda_tens
     ampi_cuda_look a;
     ampi_tensors t;
     int unscaled;
-    amp_result r = ampi_cuda_scaler_list(s, grads, &t, exec, place);
-    if (r == AMP_OK) r = ampi_scaler_enter(&s->window, &t, AMPI_CHECKED, &unscaled);
-    if (r != AMP_OK || !ampi_tensors_any(&t)) return r;
+    AMPI_TRY(ampi_cuda_scaler_list(s, grads, &t, exec, place));
+    AMPI_TRY(ampi_scaler_enter(&s->window, &t, AMPI_CHECKED, &unscaled));
+    if (!ampi_tensors_any(&t)) return AMP_OK;
     a = ampi_cuda_look_of(s, grads, &t);
     a.unscaled = unscaled;
-    r = ampi_cuda_look_at(&a, AMPI_LOOK, exec, place);
-    if (r == AMP_OK) ampi_cuda_note(s, &t, AMPI_CHECKED);
-    return r;
+    AMPI_TRY(ampi_cuda_look_at(&a, AMPI_LOOK, exec, place));
+    ampi_cuda_note(s, &t, AMPI_CHECKED);
+    return AMP_OK;
 }
 
 /* The gradients are scanned and unscaled in place on the stream, without a wait. */
 AMP_DEF amp_result amp_cuda_scaler_unscale(amp_cuda_scaler* s, const amp_cuda_tensors* grads,
-                                           const amp_exec* exec) {
+        const amp_exec* exec) {
     static const char place[] = "amp_cuda_scaler_unscale";
     ampi_cuda_look a;
     ampi_tensors t;
     int unscaled;
-    amp_result r = ampi_cuda_scaler_list(s, grads, &t, exec, place);
-    if (r == AMP_OK) r = ampi_scaler_enter(&s->window, &t, AMPI_UNSCALED, &unscaled);
-    if (r != AMP_OK || !ampi_tensors_any(&t)) return r;
+    AMPI_TRY(ampi_cuda_scaler_list(s, grads, &t, exec, place));
+    AMPI_TRY(ampi_scaler_enter(&s->window, &t, AMPI_UNSCALED, &unscaled));
+    if (!ampi_tensors_any(&t)) return AMP_OK;
     a = ampi_cuda_look_of(s, grads, &t);
-    r = ampi_cuda_look_at(&a, AMPI_LOOK_UNSCALE, exec, place);
-    if (r == AMP_OK) r = ampi_cuda_settle(grads, s->device, exec, place);
-    if (r == AMP_OK) ampi_cuda_note(s, &t, AMPI_UNSCALED);
-    return r;
+    AMPI_TRY(ampi_cuda_look_at(&a, AMPI_LOOK_UNSCALE, exec, place));
+    AMPI_TRY(ampi_cuda_settle(grads, s->device, exec, place));
+    ampi_cuda_note(s, &t, AMPI_UNSCALED);
+    return AMP_OK;
 }
 
 /* dst = unscaled src, or dst += it with `accumulate`; lists of different lengths are refused. */
 AMP_DEF amp_result amp_cuda_scaler_unscale_into(amp_cuda_scaler* s, const amp_cuda_tensors* dst,
-                                                const amp_cuda_tensors* src, int accumulate,
-                                                const amp_exec* exec) {
+        const amp_cuda_tensors* src, int accumulate, const amp_exec* exec) {
     static const char place[] = "amp_cuda_scaler_unscale_into";
     ampi_tensors to, from;
     ampi_cuda_look a;
-    amp_result r = ampi_cuda_scaler_list(s, src, &from, exec, place);
-    if (r == AMP_OK) r = ampi_cuda_scaler_list(s, dst, &to, exec, place);
-    if (r == AMP_OK && to.count != from.count)
-        r = ampi_fail(&s->window.logger, AMP_ERR_ARGUMENT, "%s: dst has %d tensors, src has %d",
-                      place, to.count, from.count);
-    if (r == AMP_OK) r = ampi_scaler_enter_into(&s->window, &to, &from);
-    if (r != AMP_OK || !ampi_tensors_any(&to)) return r;
+    AMPI_TRY(ampi_cuda_scaler_list(s, src, &from, exec, place));
+    AMPI_TRY(ampi_cuda_scaler_list(s, dst, &to, exec, place));
+    AMPI_REFUSE_WITH(&s->window.logger, to.count != from.count, AMP_ERR_ARGUMENT,
+        "%s: dst has %d tensors, src has %d", place, to.count, from.count);
+    AMPI_TRY(ampi_scaler_enter_into(&s->window, &to, &from));
+    if (!ampi_tensors_any(&to)) return AMP_OK;
     a = ampi_cuda_look_of(s, src, &to);
     a.dst = dst->list.chunks;
-    r = ampi_cuda_look_at(&a, accumulate ? AMPI_LOOK_SUMS : AMPI_LOOK, exec, place);
-    if (r == AMP_OK) r = ampi_cuda_move_list(dst, src, s->device, accumulate, exec, place);
-    if (r == AMP_OK) ampi_cuda_note(s, &to, AMPI_UNSCALED);
-    return r;
+    AMPI_TRY(ampi_cuda_look_at(&a, accumulate ? AMPI_LOOK_SUMS : AMPI_LOOK, exec, place));
+    AMPI_TRY(ampi_cuda_move_list(dst, src, s->device, accumulate, exec, place));
+    ampi_cuda_note(s, &to, AMPI_UNSCALED);
+    return AMP_OK;
 }
 
 /* flags: in device memory, as ampi_k_scaler_raise takes them. */
 AMPI_FN amp_result ampi_cuda_scaler_raise(amp_cuda_scaler* s, const float* flags,
-                                          const amp_exec* exec, const char* place) {
-    amp_result r;
-    if (!s) return ampi_cuda_missing(exec, place, "the scaler");
-    r = ampi_cuda_launch(exec, place, ampi_k_scaler_raise, dim3(1), dim3(1), 0, s->device, flags);
-    if (r == AMP_OK) s->window.recorded = 1;
-    return r;
+        const amp_exec* exec, const char* place) {
+    AMPI_CUDA_REFUSE_NULL(!s, "the scaler");
+    AMPI_TRY(ampi_cuda_launch(exec, place, ampi_k_scaler_raise, dim3(1), dim3(1), 0, s->device,
+        flags));
+    s->window.recorded = 1;
+    return AMP_OK;
 }
 
 AMP_DEF amp_result amp_cuda_scaler_report_overflow(amp_cuda_scaler* s, const amp_exec* exec) {
@@ -7156,15 +7051,12 @@ AMP_DEF amp_result amp_cuda_scaler_report_overflow(amp_cuda_scaler* s, const amp
 
 /* A scan of `count` FP32 losses in device memory for inf and NaN, without a wait. */
 AMP_DEF amp_result amp_cuda_scaler_check_loss(amp_cuda_scaler* s, const float* losses, int count,
-                                              const amp_exec* exec) {
+        const amp_exec* exec) {
     static const char place[] = "amp_cuda_scaler_check_loss";
-    amp_result r;
     if (!s || !losses) return ampi_cuda_missing(exec, place, s ? "losses" : "the scaler");
-    if (count < 0)
-        return ampi_fail(&s->window.logger, AMP_ERR_ARGUMENT, "%s: count %d is negative", place,
-            count);
-    r = ampi_cuda_check_pointer(exec, place, "losses", losses);
-    if (r != AMP_OK) return r;
+    AMPI_REFUSE_WITH(&s->window.logger, count < 0, AMP_ERR_ARGUMENT, "%s: count %d is negative",
+        place, count);
+    AMPI_TRY(ampi_cuda_check_pointer(exec, place, "losses", losses));
     return ampi_cuda_launch(exec, place, ampi_k_scaler_losses, dim3(1), dim3(1), 0, s->device,
         losses, count);
 }
@@ -7173,7 +7065,7 @@ AMP_DEF amp_result amp_cuda_scaler_check_loss(amp_cuda_scaler* s, const float* l
 AMPI_FN amp_result ampi_cuda_scaler_export_flags(const amp_cuda_scaler* s, float* flags,
         const amp_exec* exec) {
     return ampi_cuda_launch(exec, "amp_cuda: export of found_inf", ampi_k_scaler_flag, dim3(1),
-                            dim3(1), 0, s->device, flags);
+        dim3(1), 0, s->device, flags);
 }
 
 AMPI_FN amp_result ampi_cuda_scaler_import_flags(amp_cuda_scaler* s, const float* flags,
@@ -7185,15 +7077,12 @@ AMPI_FN amp_result ampi_cuda_scaler_import_flags(amp_cuda_scaler* s, const float
    last one. */
 AMP_DEF amp_result amp_cuda_scaler_update(amp_cuda_scaler* s, const amp_exec* exec) {
     static const char place[] = "amp_cuda_scaler_update";
-    amp_result r;
-    if (!s) return ampi_cuda_missing(exec, place, "the scaler");
-    if (!s->window.recorded)
-        return ampi_fail(&s->window.logger, AMP_ERR_STATE,
-                         "%s: nothing was checked, unscaled or stepped since the last update",
-                         place);
-    r = ampi_cuda_launch(exec, place, ampi_k_scaler_update, dim3(1), dim3(32), 0, s->device);
-    if (r == AMP_OK) s->window.recorded = s->window.list_count = 0;
-    return r;
+    AMPI_CUDA_REFUSE_NULL(!s, "the scaler");
+    AMPI_REFUSE_WITH(&s->window.logger, !s->window.recorded, AMP_ERR_STATE,
+        "%s: nothing was checked, unscaled or stepped since the last update", place);
+    AMPI_TRY(ampi_cuda_launch(exec, place, ampi_k_scaler_update, dim3(1), dim3(32), 0, s->device));
+    s->window.recorded = s->window.list_count = 0;
+    return AMP_OK;
 }
 
 /* Ends a window as if it had not been. */
@@ -7205,23 +7094,21 @@ AMPI_FN amp_result ampi_cuda_scaler_abandon(amp_cuda_scaler* s, const amp_exec* 
 
 /* dst = src if the last window ended without a step. */
 AMPI_FN amp_result ampi_cuda_copy_if_skipped(void* dst, const void* src, size_t bytes,
-                                             const amp_cuda_scaler* s, const amp_exec* exec) {
+        const amp_cuda_scaler* s, const amp_exec* exec) {
     size_t wide = (((uintptr_t)dst | (uintptr_t)src) & 15u) == 0 ? bytes / 16 : 0;
     if (bytes == 0) return AMP_OK;
     return ampi_cuda_launch(exec, "amp_cuda: copy after a skip", ampi_k_copy_if_skipped,
-                            ampi_cuda_grid(wide ? wide : bytes, AMPI_CUDA_BLOCK),
-                            dim3(AMPI_CUDA_BLOCK), 0, s->device, (unsigned char*)dst,
-                            (const unsigned char*)src, wide, bytes);
+        ampi_cuda_grid(wide ? wide : bytes, AMPI_CUDA_BLOCK), dim3(AMPI_CUDA_BLOCK), 0, s->device,
+        (unsigned char*)dst, (const unsigned char*)src, wide, bytes);
 }
 
 /* last_scale: of the last window that was closed. hit: the limits that were reached. */
 AMPI_FN amp_result ampi_cuda_scaler_fetch(amp_cuda_scaler* s, amp_scaler* host, float* last_scale,
-                                         int* hit, const amp_exec* exec) {
+        int* hit, const amp_exec* exec) {
     ampi_cuda_scaler_block block;
     int i;
-    amp_result r = ampi_cuda_copy_out(&block, s->device, sizeof block, exec);
-    if (r == AMP_OK && block.limits) r = ampi_cuda_zero(&s->device->limits, sizeof(int32_t), exec);
-    if (r != AMP_OK) return r;
+    AMPI_TRY(ampi_cuda_copy_out(&block, s->device, sizeof block, exec));
+    if (block.limits) AMPI_TRY(ampi_cuda_zero(&s->device->limits, sizeof(int32_t), exec));
     *host = s->window;
     host->scaled = host->recorded;
     host->state = block.state;
@@ -7236,23 +7123,20 @@ AMP_DEF amp_result amp_cuda_scaler_read(amp_cuda_scaler* s, amp_scaler* host,
         const amp_exec* exec) {
     float last_scale;
     int hit;
-    amp_result r;
     if (!s || !host)
         return ampi_cuda_missing(exec, "amp_cuda_scaler_read", s ? "host" : "the scaler");
-    r = ampi_cuda_scaler_fetch(s, host, &last_scale, &hit, exec);
-    return r == AMP_OK ? ampi_scaler_limits(host, hit) : r;
+    AMPI_TRY(ampi_cuda_scaler_fetch(s, host, &last_scale, &hit, exec));
+    return ampi_scaler_limits(host, hit);
 }
 
 AMP_DEF amp_result amp_cuda_scaler_write(amp_cuda_scaler* s, const amp_scaler* host,
         const amp_exec* exec) {
     static const char place[] = "amp_cuda_scaler_write";
     if (!s || !host) return ampi_cuda_missing(exec, place, s ? "host" : "the scaler");
-    if (s->window.recorded || host->recorded)
-        return ampi_fail(&s->window.logger, AMP_ERR_STATE, "%s: not between a check and update",
-            place);
-    if (memcmp(&s->window.rule, &host->rule, sizeof host->rule) != 0)
-        return ampi_fail(&s->window.logger, AMP_ERR_ARGUMENT, "%s: host follows another rule",
-            place);
+    AMPI_REFUSE_WITH(&s->window.logger, s->window.recorded || host->recorded, AMP_ERR_STATE,
+        "%s: not between a check and update", place);
+    AMPI_REFUSE_WITH(&s->window.logger, memcmp(&s->window.rule, &host->rule,
+        sizeof host->rule) != 0, AMP_ERR_ARGUMENT, "%s: host follows another rule", place);
     return ampi_cuda_launch(exec, place, ampi_k_scaler_write, dim3(1), dim3(32), 0, s->device,
         host->state);
 }
@@ -7337,7 +7221,7 @@ AMPI_D void ampi_d_prepare_fetch(ampi_cuda_findings& f, const ampi_cuda_prepare&
 
 /* What amp_optimizer_step finds out before it moves anything. */
 AMPI_D void ampi_d_prepare_info(amp_optimizer_info* info, const ampi_cuda_findings& f, float lr,
-                                double clip, unsigned lane) {
+        double clip, unsigned lane) {
     if (lane < AMPI_CUDA_INFO_WORDS) ((uint64_t*)(void*)&info->overflow)[lane] = f.word;
     if (lane != 0) return;
     info->applied = !f.found_inf;
@@ -7358,7 +7242,7 @@ AMPI_D void ampi_d_prepare_advance(amp_optimizer_state* state, const amp_optimiz
 /* Skip or not, the constants of each group, and the step counter. All lanes of a warp call it; o:
    in shared memory. */
 AMPI_D void ampi_d_prepare(ampi_cuda_optimizer_block* block, const ampi_cuda_findings& f,
-                           const amp_optimizer* o, unsigned lane) {
+        const amp_optimizer* o, unsigned lane) {
     const double factor = ampi_schedule_factor(&o->desc.schedule, o->state.step);
     const double clip = f.found_inf ? 1.0 : ampi_clip_coefficient(o, f.norm);
     const float mult = (float)__dmul_rn((double)f.inverse, clip);
@@ -7390,7 +7274,7 @@ static __global__ void ampi_k_prepare(const ampi_cuda_prepare a) {
 }
 
 static __global__ void ampi_k_optimizer_write(ampi_cuda_optimizer_block* block,
-                                       const amp_optimizer_state state, int lr_only) {
+        const amp_optimizer_state state, int lr_only) {
     ampi_ptx_grid_wait();
     if (lr_only) block->o.state.lr = state.lr;
     else block->o.state = state;
@@ -7413,7 +7297,7 @@ AMPI_D void ampi_d_fetch4(ampi_four& r, const void* x, amp_dtype t, size_t i, si
     } else {
         for (int j = 0; j < 4; j++)
             r.w[j] = i + (size_t)j >= n ? 0u : t == AMP_F32 ? ((const uint32_t*)x)[i + (size_t)j]
-                                                            : ((const uint16_t*)x)[i + (size_t)j];
+                : ((const uint16_t*)x)[i + (size_t)j];
     }
 }
 
@@ -7615,13 +7499,12 @@ AMPI_FN amp_result ampi_cuda_check_param(const amp_param* p, const amp_exec* exe
         const char* place) {
     const void* pointers[5];
     static const char* const names[] = { "master", "low", "grad", "m", "v" };
-    amp_result r = AMP_OK;
     int i;
     pointers[0] = p->master; pointers[1] = p->low; pointers[2] = p->grad; pointers[3] = p->m;
     pointers[4] = p->v;
-    for (i = 0; i < 5 && r == AMP_OK && p->count; i++)
-        r = ampi_cuda_check_pointer(exec, place, names[i], pointers[i]);
-    return r;
+    for (i = 0; i < 5 && p->count; i++)
+        AMPI_TRY(ampi_cuda_check_pointer(exec, place, names[i], pointers[i]));
+    return AMP_OK;
 }
 
 AMPI_FN ampi_cuda_param ampi_cuda_param_of(const amp_param* p) {
@@ -7654,9 +7537,8 @@ AMPI_FN amp_result ampi_cuda_optimizer_upload(amp_cuda_optimizer* o, const amp_e
     size_t trust = ampi_cuda_reserve(&total, lamb ? (size_t)count : 0, sizeof(float));
     unsigned char *host = (unsigned char*)calloc(total, 1), *base;
     amp_result r;
-    if (!host)
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_MEMORY, "%s: no %llu bytes for the table",
-                         place, (ampi_ull)total);
+    AMPI_REFUSE_OP(!host, AMP_ERR_MEMORY, "%s: no %llu bytes for the table", place,
+        (ampi_ull)total);
     ((ampi_cuda_optimizer_block*)(void*)(host + block))->o = o->host;
     for (i = 0; i < count; i++)
         ((ampi_cuda_param*)(void*)(host + params))[i] = ampi_cuda_param_of(&o->host.params[i]);
@@ -7713,28 +7595,32 @@ AMP_DEF void amp_cuda_optimizer_destroy(amp_cuda_optimizer* o) {
     free(o);
 }
 
+/* All parts of a zeroed optimizer. After an error its owner frees those that were made. */
+AMPI_FN amp_result ampi_cuda_optimizer_make(amp_cuda_optimizer* o, const amp_optimizer_desc* desc,
+        amp_param* params, int count, const amp_exec* exec, const char* place) {
+    const ampi_tensors grads = ampi_grads_of(params, count);
+
+    AMPI_TRY(ampi_optimizer_make(&o->host, desc, params, count, place));
+    for (int i = 0; i < count; i++) AMPI_TRY(ampi_cuda_check_param(&params[i], exec, place));
+    AMPI_TRY(ampi_cuda_make_list(&o->grads, &grads, exec, place));
+    AMPI_TRY(ampi_cuda_optimizer_upload(o, exec, place));
+    return ampi_cuda_write_low(&o->host, exec, place);
+}
+
 AMP_DEF amp_result amp_cuda_optimizer_create(amp_cuda_optimizer** out,
-                                             const amp_optimizer_desc* desc, amp_param* params,
-                                             int count, const amp_exec* exec) {
+        const amp_optimizer_desc* desc, amp_param* params, int count, const amp_exec* exec) {
     static const char place[] = "amp_cuda_optimizer_create";
     amp_optimizer_desc d;
     amp_cuda_optimizer* o;
-    ampi_tensors grads;
     amp_result r;
-    int i;
-    if (!out) return ampi_cuda_missing(exec, place, "out");
+    AMPI_CUDA_REFUSE_NULL(!out, "out");
     *out = NULL;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
     if (!d.logger) d.logger = ampi_exec_logger(exec);
     o = (amp_cuda_optimizer*)calloc(1, sizeof *o);
-    if (!o) return ampi_fail(d.logger, AMP_ERR_MEMORY, "%s: out of memory", place);
-    r = ampi_optimizer_make(&o->host, &d, params, count, place);
-    for (i = 0; r == AMP_OK && i < count; i++) r = ampi_cuda_check_param(&params[i], exec, place);
-    grads = ampi_grads_of(params, count);
-    if (r == AMP_OK) r = ampi_cuda_make_list(&o->grads, &grads, exec, place);
-    if (r == AMP_OK) r = ampi_cuda_optimizer_upload(o, exec, place);
-    if (r == AMP_OK) r = ampi_cuda_write_low(&o->host, exec, place);
+    AMPI_REFUSE_WITH(d.logger, !o, AMP_ERR_MEMORY, "%s: out of memory", place);
+    r = ampi_cuda_optimizer_make(o, &d, params, count, exec, place);
     if (r == AMP_OK) *out = o;
     else amp_cuda_optimizer_destroy(o);
     return r;
@@ -7747,8 +7633,7 @@ AMP_DEF const amp_cuda_tensors* amp_cuda_optimizer_grads(const amp_cuda_optimize
 }
 
 AMPI_FN amp_result ampi_cuda_optimizer_run(const amp_cuda_optimizer* o,
-                                           void (*kernel)(ampi_cuda_update), const amp_exec* exec,
-                                           const char* place) {
+        void (*kernel)(ampi_cuda_update), const amp_exec* exec, const char* place) {
     ampi_cuda_update a;
     a.list = o->grads->list;
     a.params = o->params;
@@ -7757,33 +7642,29 @@ AMPI_FN amp_result ampi_cuda_optimizer_run(const amp_cuda_optimizer* o,
     a.trust = o->trust;
     if (!kernel)
         return ampi_cuda_launch(exec, place, ampi_k_lamb_trust,
-                                ampi_cuda_grid((size_t)o->host.count, 1), dim3(AMPI_CUDA_BLOCK),
-                                2 * sizeof(double) * AMPI_CUDA_BLOCK / 32, a, o->host.count);
+            ampi_cuda_grid((size_t)o->host.count, 1), dim3(AMPI_CUDA_BLOCK),
+            2 * sizeof(double) * AMPI_CUDA_BLOCK / 32, a, o->host.count);
     return ampi_cuda_launch(exec, place, kernel, ampi_cuda_chunk_grid(&a.list),
-                            dim3(AMPI_CUDA_BLOCK), 2 * sizeof(double) * AMPI_CUDA_BLOCK / 32, a);
+        dim3(AMPI_CUDA_BLOCK), 2 * sizeof(double) * AMPI_CUDA_BLOCK / 32, a);
 }
 
 AMPI_FN amp_result ampi_cuda_optimizer_apply(const amp_cuda_optimizer* o, const amp_exec* exec,
         const char* place) {
     const amp_optimizer_desc* d = &o->host.desc;
-    amp_result r;
     if (d->kind == AMP_ADAM || d->kind == AMP_ADAMW)
         return ampi_cuda_optimizer_run(o, ampi_k_optimizer<AMPI_UPDATE_ADAM>, exec, place);
     if (d->kind == AMP_SGD)
-        return ampi_cuda_optimizer_run(o,
-            d->momentum > 0.0f ? ampi_k_optimizer<AMPI_UPDATE_MOMENTUM>
-                               : ampi_k_optimizer<AMPI_UPDATE_SGD>, exec, place);
-    r = ampi_cuda_optimizer_run(o, ampi_k_optimizer<AMPI_LAMB_DIRECTION>, exec, place);
-    if (r == AMP_OK) r = ampi_cuda_optimizer_run(o, NULL, exec, place);
-    if (r == AMP_OK)
-        r = ampi_cuda_optimizer_run(o, ampi_k_optimizer<AMPI_UPDATE_LAMB>, exec, place);
-    return r;
+        return ampi_cuda_optimizer_run(o, d->momentum > 0.0f
+            ? ampi_k_optimizer<AMPI_UPDATE_MOMENTUM> : ampi_k_optimizer<AMPI_UPDATE_SGD>, exec,
+            place);
+    AMPI_TRY(ampi_cuda_optimizer_run(o, ampi_k_optimizer<AMPI_LAMB_DIRECTION>, exec, place));
+    AMPI_TRY(ampi_cuda_optimizer_run(o, NULL, exec, place));
+    return ampi_cuda_optimizer_run(o, ampi_k_optimizer<AMPI_UPDATE_LAMB>, exec, place);
 }
 
 /* Looks at the gradients, unless a check has seen them. */
 AMPI_FN amp_result ampi_cuda_optimizer_look(const amp_cuda_optimizer* o, amp_cuda_scaler* s,
-                                            const ampi_tensors* t, int unscaled,
-                                            const amp_exec* exec, const char* place) {
+        const ampi_tensors* t, int unscaled, const amp_exec* exec, const char* place) {
     ampi_cuda_look a;
     memset(&a, 0, sizeof a);
     a.list = -1;
@@ -7797,20 +7678,20 @@ AMPI_FN amp_result ampi_cuda_optimizer_look(const amp_cuda_optimizer* o, amp_cud
 
 /* ends: 1 = the scaler's window ends with it, as by amp_cuda_scaler_update. */
 AMPI_FN amp_result ampi_cuda_optimizer_launch(amp_cuda_optimizer* o, amp_cuda_scaler* s, int ends,
-                                            const amp_exec* exec, const char* place) {
+        const amp_exec* exec, const char* place) {
     ampi_cuda_prepare a;
     ampi_tensors t;
     int unscaled = 1;
-    amp_result r;
-    if (!o) return ampi_cuda_missing(exec, place, "the optimizer");
-    r = ampi_optimizer_enter(&o->host, s ? &s->window : NULL, &t, place);
-    if (r == AMP_OK && s) {
+    amp_result entered = AMP_OK;
+    AMPI_CUDA_REFUSE_NULL(!o, "the optimizer");
+    AMPI_TRY(ampi_optimizer_enter(&o->host, s ? &s->window : NULL, &t, place));
+    if (s) {
         const amp_logger own = s->window.logger;
         if (!own.log) s->window.logger = o->host.logger;
-        r = ampi_scaler_enter(&s->window, &t, AMPI_STEPPED, &unscaled);
+        entered = ampi_scaler_enter(&s->window, &t, AMPI_STEPPED, &unscaled);
         s->window.logger = own;
     }
-    if (r != AMP_OK) return r;
+    AMPI_TRY(entered);
     memset(&a, 0, sizeof a);
     a.block = o->device;
     a.unscaled = unscaled;
@@ -7820,12 +7701,11 @@ AMPI_FN amp_result ampi_cuda_optimizer_launch(amp_cuda_optimizer* o, amp_cuda_sc
     } else if (!ampi_optimizer_blind(&o->host, NULL)) {
         a.found = o->grads->list.found;
     }
-    r = ampi_cuda_optimizer_look(o, s, &t, unscaled, exec, place);
-    if (r == AMP_OK)
-        r = ampi_cuda_launch(exec, place, ampi_k_prepare, dim3(1), dim3(ends ? 64 : 32),
-                                          16 * AMPI_CUDA_OPTIMIZER_UNITS, a);
-    if (r == AMP_OK) r = ampi_cuda_optimizer_apply(o, exec, place);
-    if (r != AMP_OK || !s) return r;
+    AMPI_TRY(ampi_cuda_optimizer_look(o, s, &t, unscaled, exec, place));
+    AMPI_TRY(ampi_cuda_launch(exec, place, ampi_k_prepare, dim3(1), dim3(ends ? 64 : 32),
+        16 * AMPI_CUDA_OPTIMIZER_UNITS, a));
+    AMPI_TRY(ampi_cuda_optimizer_apply(o, exec, place));
+    if (!s) return AMP_OK;
     if (ends) s->window.recorded = s->window.list_count = 0;
     else ampi_cuda_note(s, &t, AMPI_STEPPED);
     return AMP_OK;
@@ -7838,15 +7718,15 @@ AMP_DEF amp_result amp_cuda_optimizer_step(amp_cuda_optimizer* o, amp_cuda_scale
 
 AMP_DEF amp_result amp_cuda_optimizer_zero_grad(amp_cuda_optimizer* o, const amp_exec* exec) {
     static const char place[] = "amp_cuda_optimizer_zero_grad";
-    if (!o) return ampi_cuda_missing(exec, place, "the optimizer");
+    AMPI_CUDA_REFUSE_NULL(!o, "the optimizer");
     if (o->grads->list.chunk_count == 0) return AMP_OK;
     return ampi_cuda_launch(exec, place, ampi_k_zero_list, ampi_cuda_chunk_grid(&o->grads->list),
-                            dim3(AMPI_CUDA_BLOCK), 0, o->grads->list);
+        dim3(AMPI_CUDA_BLOCK), 0, o->grads->list);
 }
 
 /* What the device has found, with the name that the host knows. */
 AMPI_FN amp_optimizer_info ampi_cuda_optimizer_told(const amp_cuda_optimizer* o,
-                                                    const ampi_cuda_optimizer_block* block) {
+        const ampi_cuda_optimizer_block* block) {
     amp_optimizer_info info = block->info;
     const char* name = NULL;
     info.update_tensor = -1;
@@ -7860,12 +7740,10 @@ AMPI_FN amp_optimizer_info ampi_cuda_optimizer_told(const amp_cuda_optimizer* o,
 }
 
 AMP_DEF amp_result amp_cuda_optimizer_read(amp_cuda_optimizer* o, amp_optimizer* host,
-                                           amp_optimizer_info* info, const amp_exec* exec) {
+        amp_optimizer_info* info, const amp_exec* exec) {
     ampi_cuda_optimizer_block block;
-    amp_result r;
     if (!o) return ampi_cuda_missing(exec, "amp_cuda_optimizer_read", "the optimizer");
-    r = ampi_cuda_copy_out(&block, o->device, sizeof block, exec);
-    if (r != AMP_OK) return r;
+    AMPI_TRY(ampi_cuda_copy_out(&block, o->device, sizeof block, exec));
     if (host) {
         *host = o->host;
         host->state = block.o.state;
@@ -7875,15 +7753,14 @@ AMP_DEF amp_result amp_cuda_optimizer_read(amp_cuda_optimizer* o, amp_optimizer*
 }
 
 AMPI_FN amp_result ampi_cuda_optimizer_put(amp_cuda_optimizer* o, const amp_optimizer_state* state,
-                                             int lr_only, const amp_exec* exec, const char* place) {
-    amp_result r = ampi_optimizer_check_state(state, &o->host.logger, place);
-    if (r != AMP_OK) return r;
+        int lr_only, const amp_exec* exec, const char* place) {
+    AMPI_TRY(ampi_optimizer_check_state(state, &o->host.logger, place));
     return ampi_cuda_launch(exec, place, ampi_k_optimizer_write, dim3(1), dim3(1), 0, o->device,
         *state, lr_only);
 }
 
 AMP_DEF amp_result amp_cuda_optimizer_write(amp_cuda_optimizer* o, const amp_optimizer_state* state,
-                                            const amp_exec* exec) {
+        const amp_exec* exec) {
     static const char place[] = "amp_cuda_optimizer_write";
     if (!o || !state) return ampi_cuda_missing(exec, place, o ? "state" : "the optimizer");
     return ampi_cuda_optimizer_put(o, state, 0, exec, place);
@@ -7893,7 +7770,7 @@ AMP_DEF amp_result amp_cuda_optimizer_set_lr(amp_cuda_optimizer* o, float lr,
         const amp_exec* exec) {
     static const char place[] = "amp_cuda_optimizer_set_lr";
     amp_optimizer_state state;
-    if (!o) return ampi_cuda_missing(exec, place, "the optimizer");
+    AMPI_CUDA_REFUSE_NULL(!o, "the optimizer");
     memset(&state, 0, sizeof state);
     state.lr = lr;
     return ampi_cuda_optimizer_put(o, &state, 1, exec, place);
@@ -7907,8 +7784,7 @@ AMPI_FN amp_result ampi_cuda_backend_open(amp_exec* exec, const void* desc,
         const amp_allocator* a) {
     const amp_logger* logger = exec->logger;
     amp_cuda* c;
-    amp_result r = ampi_cuda_make(&c, (const amp_cuda_desc*)desc, logger, a);
-    if (r != AMP_OK) return r;
+    AMPI_TRY(ampi_cuda_make(&c, (const amp_cuda_desc*)desc, logger, a));
     c->trusted = 1;
     *exec = c->exec;
     exec->logger = logger;
@@ -7956,23 +7832,30 @@ AMPI_FN void ampi_cuda_training_note(const amp_training* t) {
     own->optimizer_state = t->optimizer.state;
 }
 
+/* Scaler, optimizer and counter of passes on the device. After an error the owner closes what was
+   made. */
+AMPI_FN amp_result ampi_cuda_training_make(amp_training* t, const amp_optimizer_desc* desc,
+        amp_param* params, int count, const amp_exec* exec) {
+    static const char place[] = "amp_cuda: training state";
+    ampi_cuda_training* own = ampi_cuda_training_of(t);
+
+    AMPI_TRY(ampi_cuda_check(exec, place, cudaMalloc((void**)&own->position, sizeof(uint64_t))));
+    AMPI_TRY(ampi_cuda_zero(own->position, sizeof(uint64_t), exec));
+    AMPI_TRY(ampi_cuda_scaler_clone(&own->scaler, &t->scaler, exec, place));
+    AMPI_TRY(amp_cuda_optimizer_create(&own->optimizer, desc, params, count, exec));
+    return amp_cuda_optimizer_read(own->optimizer, &t->optimizer, NULL, exec);
+}
+
 AMPI_FN amp_result ampi_cuda_training_open(amp_training* t, const amp_optimizer_desc* desc,
-                                           amp_param* params, int count, const amp_exec* exec) {
+        amp_param* params, int count, const amp_exec* exec) {
     const amp_allocator* a = &ampi_cuda_context(exec)->allocator;
     ampi_cuda_training* own = (ampi_cuda_training*)ampi_alloc(sizeof *own, a);
     amp_result r;
-    if (!own)
-        return ampi_fail(exec->logger, AMP_ERR_MEMORY,
-            "amp_cuda: out of memory for the training state");
+    AMPI_REFUSE_WITH(exec->logger, !own, AMP_ERR_MEMORY,
+        "amp_cuda: out of memory for the training state");
     memset(own, 0, sizeof *own);
     t->resident = own;
-    r = ampi_cuda_check(exec, "amp_cuda: training state",
-        cudaMalloc((void**)&own->position, sizeof(uint64_t)));
-    if (r == AMP_OK) r = ampi_cuda_zero(own->position, sizeof(uint64_t), exec);
-    if (r == AMP_OK)
-        r = ampi_cuda_scaler_clone(&own->scaler, &t->scaler, exec, "amp_cuda: training state");
-    if (r == AMP_OK) r = amp_cuda_optimizer_create(&own->optimizer, desc, params, count, exec);
-    if (r == AMP_OK) r = amp_cuda_optimizer_read(own->optimizer, &t->optimizer, NULL, exec);
+    r = ampi_cuda_training_make(t, desc, params, count, exec);
     if (r != AMP_OK) { ampi_cuda_training_close(t, exec); return r; }
     own->next_position = 1;
     ampi_cuda_training_note(t);
@@ -7981,14 +7864,12 @@ AMPI_FN amp_result ampi_cuda_training_open(amp_training* t, const amp_optimizer_
 
 /* The groups of `from`, where they are not o's own. */
 AMPI_FN amp_result ampi_cuda_optimizer_take_groups(amp_cuda_optimizer* o, const amp_optimizer* from,
-                                                   const amp_exec* exec) {
-    amp_result r;
+        const amp_exec* exec) {
     if (memcmp(o->host.groups, from->groups, sizeof from->groups) == 0) return AMP_OK;
-    r = ampi_optimizer_check_rates(from, "amp_cuda: training step");
-    if (r == AMP_OK)
-        r = ampi_cuda_copy_in(o->device->o.groups, from->groups, sizeof from->groups, exec);
-    if (r == AMP_OK) memcpy(o->host.groups, from->groups, sizeof from->groups);
-    return r;
+    AMPI_TRY(ampi_optimizer_check_rates(from, "amp_cuda: training step"));
+    AMPI_TRY(ampi_cuda_copy_in(o->device->o.groups, from->groups, sizeof from->groups, exec));
+    memcpy(o->host.groups, from->groups, sizeof from->groups);
+    return AMP_OK;
 }
 
 /* The gradients of now: a model takes those of frozen parameters away, and gives them back. The
@@ -8015,31 +7896,30 @@ AMPI_FN amp_result ampi_cuda_optimizer_take_grads(amp_cuda_optimizer* o, const a
    set by hand. */
 AMPI_FN amp_result ampi_cuda_training_write(amp_training* t, const amp_exec* exec) {
     ampi_cuda_training* own = ampi_cuda_training_of(t);
-    amp_result r = AMP_OK;
     if (memcmp(&own->scaler_state, &t->scaler.state, sizeof own->scaler_state) != 0)
-        r = amp_cuda_scaler_write(own->scaler, &t->scaler, exec);
-    if (r == AMP_OK && memcmp(&own->optimizer_state, &t->optimizer.state,
+        AMPI_TRY(amp_cuda_scaler_write(own->scaler, &t->scaler, exec));
+    if (memcmp(&own->optimizer_state, &t->optimizer.state,
         sizeof own->optimizer_state) != 0)
-        r = amp_cuda_optimizer_write(own->optimizer, &t->optimizer.state, exec);
-    if (r == AMP_OK) r = ampi_cuda_optimizer_take_groups(own->optimizer, &t->optimizer, exec);
-    if (r == AMP_OK) r = ampi_cuda_optimizer_take_grads(own->optimizer, exec);
-    if (r == AMP_OK) ampi_cuda_training_note(t);
-    return r;
+        AMPI_TRY(amp_cuda_optimizer_write(own->optimizer, &t->optimizer.state, exec));
+    AMPI_TRY(ampi_cuda_optimizer_take_groups(own->optimizer, &t->optimizer, exec));
+    AMPI_TRY(ampi_cuda_optimizer_take_grads(own->optimizer, exec));
+    ampi_cuda_training_note(t);
+    return AMP_OK;
 }
 
 /* The device counts passes by itself, because a replayed graph has fixed arguments. */
 AMPI_FN amp_result ampi_cuda_training_begin(amp_training* t, int window, const amp_exec* exec) {
     ampi_cuda_training* own = ampi_cuda_training_of(t);
     uint64_t before = t->passes - 1;
-    amp_result r = ampi_cuda_training_write(t, exec);
+    AMPI_TRY(ampi_cuda_training_write(t, exec));
     t->loss_scale = amp_cuda_scaler_loss_scale(own->scaler);
     t->position = NULL;
-    if (r != AMP_OK || !window || !ampi_cuda_context(exec)->desc.graph) return r;
+    if (!window || !ampi_cuda_context(exec)->desc.graph) return AMP_OK;
     t->position = own->position;
     if (own->next_position != t->passes)
-        r = ampi_cuda_copy_in(own->position, &before, sizeof before, exec);
+        AMPI_TRY(ampi_cuda_copy_in(own->position, &before, sizeof before, exec));
     own->next_position = t->passes + 1;
-    return r;
+    return AMP_OK;
 }
 
 /* The counter of passes on the device is raised by one; one thread. */
@@ -8051,7 +7931,7 @@ static __global__ void ampi_k_next_pass(uint64_t* position) {
 AMPI_FN amp_result ampi_cuda_training_pass(amp_training* t, const amp_exec* exec) {
     if (!t->position) return AMP_OK;
     return ampi_cuda_launch(exec, "amp_cuda: pass", ampi_k_next_pass, dim3(1), dim3(1), 0,
-                            ampi_cuda_training_of(t)->position);
+        ampi_cuda_training_of(t)->position);
 }
 
 AMPI_FN amp_result ampi_cuda_training_losses(amp_training* t, const float* losses, int count,
@@ -8060,12 +7940,12 @@ AMPI_FN amp_result ampi_cuda_training_losses(amp_training* t, const float* losse
 }
 
 AMPI_FN amp_result ampi_cuda_training_check(amp_training* t, const amp_tensor* grads, int count,
-                                            float* flags, const amp_exec* exec) {
+        float* flags, const amp_exec* exec) {
     ampi_cuda_training* own = ampi_cuda_training_of(t);
-    amp_result r = amp_cuda_scaler_check(own->scaler, amp_cuda_optimizer_grads(own->optimizer),
-        exec);
+    AMPI_TRY(amp_cuda_scaler_check(own->scaler, amp_cuda_optimizer_grads(own->optimizer),
+        exec));
     (void)grads; (void)count;
-    return r == AMP_OK ? ampi_cuda_scaler_export_flags(own->scaler, flags, exec) : r;
+    return ampi_cuda_scaler_export_flags(own->scaler, flags, exec);
 }
 
 AMPI_FN amp_result ampi_cuda_training_agree(amp_training* t, const float* flags,
@@ -8074,21 +7954,19 @@ AMPI_FN amp_result ampi_cuda_training_agree(amp_training* t, const float* flags,
 }
 
 AMPI_FN amp_result ampi_cuda_training_step(amp_training* t, void* now, const void* saved,
-                                           size_t bytes, const amp_exec* exec) {
+        size_t bytes, const amp_exec* exec) {
     ampi_cuda_training* own = ampi_cuda_training_of(t);
-    amp_result r = ampi_cuda_optimizer_launch(own->optimizer, own->scaler, 1, exec,
-        "amp_cuda_optimizer_step");
-    if (r == AMP_OK && bytes) r = ampi_cuda_copy_if_skipped(now, saved, bytes, own->scaler, exec);
-    return r;
+    AMPI_TRY(ampi_cuda_optimizer_launch(own->optimizer, own->scaler, 1, exec,
+        "amp_cuda_optimizer_step"));
+    if (bytes) AMPI_TRY(ampi_cuda_copy_if_skipped(now, saved, bytes, own->scaler, exec));
+    return AMP_OK;
 }
 
 AMPI_FN amp_result ampi_cuda_training_read(amp_training* t, const amp_exec* exec) {
     ampi_cuda_training* own = ampi_cuda_training_of(t);
     int hit;
-    amp_result r = amp_cuda_optimizer_read(own->optimizer, &t->optimizer, &t->last, exec);
-    if (r == AMP_OK)
-        r = ampi_cuda_scaler_fetch(own->scaler, &t->scaler, &t->scale_used, &hit, exec);
-    if (r != AMP_OK) return r;
+    AMPI_TRY(amp_cuda_optimizer_read(own->optimizer, &t->optimizer, &t->last, exec));
+    AMPI_TRY(ampi_cuda_scaler_fetch(own->scaler, &t->scaler, &t->scale_used, &hit, exec));
     t->last.overflow = t->scaler.info;
     ampi_cuda_training_note(t);
     t->limit = ampi_scaler_limits(&t->scaler, hit);      /* on_limit may set the scale */
@@ -8128,7 +8006,7 @@ AMPI_FN amp_result ampi_cuda_record_begin(amp_training* t, uint64_t key, amp_rec
     *mode = AMP_RECORD_ON;
     c->recording = found;
     return ampi_cuda_check(exec, "amp_cuda: capture",
-                           cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
 }
 
 /* What was captured has not run yet: the new graph is launched at once. */
