@@ -277,6 +277,28 @@ typedef struct amp_half     { uint16_t bits; } amp_half;  /* 1 sign, 5 exponent,
 /* 1 sign, 8 exponent, 7 fraction bits */
 typedef struct amp_bfloat16 { uint16_t bits; } amp_bfloat16;
 
+/* An operand: where its elements lie, and their type. By value; nothing is owned. */
+typedef struct amp_ref {
+    void*     data;   /* an operand that is only read is not written to */
+    amp_dtype dtype;  /* 0 = AMP_F32 */
+} amp_ref;
+/* References by type: amp_f32(x), amp_f16(x), amp_bf16(x); or of a type known at run time. */
+AMP_DEF amp_ref amp_f32(const float* p);
+AMP_DEF amp_ref amp_f16(const amp_half* p);
+AMP_DEF amp_ref amp_bf16(const amp_bfloat16* p);
+AMP_DEF amp_ref amp_ref_of(const void* p, amp_dtype dtype);
+/* No operand. */
+#define AMP_NONE amp_f32(NULL)
+/* A reference whose type is that of the pointer p, from C11 or C++ on. */
+#if !defined(__cplusplus)
+  #define AMP_REF(p) \
+    _Generic((p), float*: amp_f32, const float*: amp_f32, \
+        amp_half*: amp_f16, const amp_half*: amp_f16, \
+        amp_bfloat16*: amp_bf16, const amp_bfloat16*: amp_bf16)(p)
+#else
+  #define AMP_REF(p) amp_ref_to(p)
+#endif
+
 #define AMP_HALF_MAX      65504.0f  /* largest finite half */
 #define AMP_HALF_MIN      6.103515625e-5f  /* smallest normal half, 2^-14 */
 #define AMP_HALF_TRUE_MIN 5.9604644775390625e-8f /* smallest subnormal, 2^-24 */
@@ -293,15 +315,14 @@ AMP_DEF float  amp_half_to_float(amp_half h);
 AMP_DEF double amp_half_to_double(amp_half h);
 AMP_DEF float  amp_bfloat16_to_float(amp_bfloat16 h);
 AMP_DEF double amp_bfloat16_to_double(amp_bfloat16 h);
-/* Tests on the bits of the element at x, of type F32, F16, BF16 or F64. Other types are finite. */
-AMP_DEF int amp_is_nan(const void* x, amp_dtype dtype);
-AMP_DEF int amp_is_inf(const void* x, amp_dtype dtype);
-AMP_DEF int amp_is_finite(const void* x, amp_dtype dtype);
+/* Tests on the bits of one element, of type F32, F16, BF16 or F64. Other types are finite. */
+AMP_DEF int amp_is_nan(amp_ref x);
+AMP_DEF int amp_is_inf(amp_ref x);
+AMP_DEF int amp_is_finite(amp_ref x);
 
 /* Converts n elements; equal types are copied bit by bit. dst == src is allowed, another overlap
    AMP_ERR_ARGUMENT. */
-AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src,
-    amp_dtype src_dtype, size_t n);
+AMP_DEF amp_result amp_convert(amp_ref dst, amp_ref src, size_t n);
 
 /* NEAREST: ties to even. STOCHASTIC: away from zero with a probability of the fraction cut off (its
    first 32 bits); above the largest finite value the next one is infinity. */
@@ -318,13 +339,13 @@ typedef struct amp_convert_desc {
     int          mask_exceptions;  /* as in amp_exec; saturate masks them too */
 } amp_convert_desc;
 /* amp_convert with options. */
-AMP_DEF amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* src,
-    amp_dtype src_dtype, size_t n, const amp_convert_desc* desc);
+AMP_DEF amp_result amp_convert_with(amp_ref dst, amp_ref src, size_t n,
+    const amp_convert_desc* desc);
 /* The same for rows x cols elements of matrices whose rows are dst_ld and src_ld (>= cols) elements
    apart; element (i, j) uses offset + i * cols + j. dst == src is allowed if rows are equally many
    bytes apart. */
-AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_ld, const void* src,
-    amp_dtype src_dtype, size_t src_ld, size_t rows, size_t cols, const amp_convert_desc* desc);
+AMP_DEF amp_result amp_convert_rows(amp_ref dst, size_t dst_ld, amp_ref src, size_t src_ld,
+    size_t rows, size_t cols, const amp_convert_desc* desc);
 
 /* >>ops      Operators on raw pointers, usable alone. */
 
@@ -333,11 +354,10 @@ AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_l
    amp_concat_backward aside). A result may not overlap an operand or another result; where they
    "may be the same", they have one type and one address. */
 
-/* `accumulate` of a backward function: 0 overwrites all gradients, _PARAMS adds to the parameters'
-   (dw, db, dgamma, dbeta), _INPUT to dx, their sum to all. Another number counts as _PARAMS. Sums
-   are FP32, rounded once. */
+/* `accumulate` of a backward function, a sum of these: 0 overwrites all gradients, _PARAMS adds to
+   the parameters' (dw, db, dgamma, dbeta), _INPUT to dx. Sums are FP32, rounded once. */
 typedef AMPI_ENUM(amp_accumulate) {
-    AMP_ACCUMULATE_PARAMS = 1, AMP_ACCUMULATE_INPUT = 0x40000000
+    AMP_ACCUMULATE_PARAMS = 1, AMP_ACCUMULATE_INPUT = 2
 } amp_accumulate;
 
 /* --- matrix product --- */
@@ -357,8 +377,8 @@ typedef struct amp_gemm_shape {
 
 /* beta == 0 overwrites C unread (it may hold NaN). k == 0 or alpha == 0: C = beta * C.
    Attention over h heads: batch = h, a head's rows lda apart, a_stride from head to head. */
-AMP_DEF amp_result amp_gemm(const amp_gemm_shape* s, float alpha, const void* a, amp_dtype a_dtype,
-    const void* b, amp_dtype b_dtype, float beta, void* c, amp_dtype c_dtype, const amp_exec* exec);
+AMP_DEF amp_result amp_gemm(const amp_gemm_shape* s, float alpha, amp_ref a, amp_ref b,
+    float beta, amp_ref c, const amp_exec* exec);
 /* Bytes of workspace for amp_gemm's full speed at this size: at most about 3 MB for each thread;
    less is used as far as it goes. 0 if the size overflows. A dense layer's forward call is a
    product of (n, out, in), its backward call two, of (n, in, out) and (out, in, n). */
@@ -367,14 +387,11 @@ AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k);
 /* --- dense layer --- */
 
 /* y[N,O] = x[N,I] * w[O,I]^T + b[O]. b may be NULL. */
-AMP_DEF amp_result amp_linear_forward(const void* x, amp_dtype x_dtype, const void* w,
-    amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype, size_t n,
+AMP_DEF amp_result amp_linear_forward(amp_ref x, amp_ref w, amp_ref b, amp_ref y, size_t n,
     size_t in, size_t out, const amp_exec* exec);
 /* dx[N,I] = dy * w,  dw[O,I] = dy^T * x,  db[O] = column sums of dy. */
-AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const void* x,
-    amp_dtype x_dtype, const void* w, amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, void* dw,
-    amp_dtype dw_dtype, void* db, amp_dtype db_dtype, int accumulate, size_t n, size_t in,
-    size_t out, const amp_exec* exec);
+AMP_DEF amp_result amp_linear_backward(amp_ref dy, amp_ref x, amp_ref w, amp_ref dx, amp_ref dw,
+    amp_ref db, int accumulate, size_t n, size_t in, size_t out, const amp_exec* exec);
 
 /* --- convolution --- */
 
@@ -397,13 +414,10 @@ AMP_DEF amp_result amp_conv2d_output(const amp_conv2d_shape* s, int* out_h, int*
    for each thread, and up to 16 MB for the weights as FP32. 0 if the shape is not valid. */
 AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s);
 /* b may be NULL. Backward: dx, dw, db from dy[N,O,OH,OW]. */
-AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* s, const void* x, amp_dtype x_dtype,
-    const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype,
-    const amp_exec* exec);
-AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* s, const void* dy,
-    amp_dtype dy_dtype, const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
-    void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype, void* db, amp_dtype db_dtype,
-    int accumulate, const amp_exec* exec);
+AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* s, amp_ref x, amp_ref w, amp_ref b,
+    amp_ref y, const amp_exec* exec);
+AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* s, amp_ref dy, amp_ref x,
+    amp_ref w, amp_ref dx, amp_ref dw, amp_ref db, int accumulate, const amp_exec* exec);
 
 /* --- pooling --- */
 
@@ -425,13 +439,12 @@ typedef struct amp_pool2d_shape {
 AMP_DEF amp_result amp_pool2d_output(const amp_pool2d_shape* s, int* out_h, int* out_w,
     const amp_exec* exec);
 /* A NaN in a window makes its maximum NaN. */
-AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, amp_dtype x_dtype,
-    void* y, amp_dtype y_dtype, const amp_exec* exec);
+AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, amp_ref x, amp_ref y,
+    const amp_exec* exec);
 /* dx from dy. The gradient of a maximum goes to the first position that holds it; x may be NULL for
    an average. */
-AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy,
-    amp_dtype dy_dtype, const void* x, amp_dtype x_dtype, void* dx, amp_dtype dx_dtype,
-    const amp_exec* exec);
+AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, amp_ref dy, amp_ref x,
+    amp_ref dx, int accumulate, const amp_exec* exec);
 
 /* --- normalisation --- */
 
@@ -455,25 +468,22 @@ typedef struct amp_batch_norm_shape {
 
 /* gamma[C], beta[C]; NULL: 1, 0. running_mean[C], running_var[C] may be NULL in training, save_* in
    evaluation. */
-AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int training,
-    const void* x, amp_dtype x_dtype, const void* gamma, const void* beta, amp_dtype param_dtype,
-    float* running_mean, float* running_var, float* save_mean, float* save_invstd, void* y,
-    amp_dtype y_dtype, const amp_exec* exec);
+AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int training, amp_ref x,
+    amp_ref gamma, amp_ref beta, float* running_mean, float* running_var, float* save_mean,
+    float* save_invstd, amp_ref y, const amp_exec* exec);
 /* save_*: as forward filled them. dx and dy may be the same. */
-AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy,
-    amp_dtype dy_dtype, const void* x, amp_dtype x_dtype, const void* gamma, amp_dtype param_dtype,
-    const float* save_mean, const float* save_invstd, void* dx, amp_dtype dx_dtype, void* dgamma,
-    void* dbeta, amp_dtype dparam_dtype, int accumulate, const amp_exec* exec);
+AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, amp_ref dy, amp_ref x,
+    amp_ref gamma, const float* save_mean, const float* save_invstd, amp_ref dx, amp_ref dgamma,
+    amp_ref dbeta, int accumulate, const amp_exec* exec);
 
 /* Layer norm over the rows of x[R,D], D >= 1. gamma[D], beta[D], or NULL (1 and 0); save_mean[R],
-   save_invstd[R] for the backward pass, or NULL. eps: 0 = 1e-5; > 0. */
-AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, const void* gamma,
-    const void* beta, amp_dtype param_dtype, float eps, float* save_mean, float* save_invstd,
-    void* y, amp_dtype y_dtype, size_t rows, size_t d, const amp_exec* exec);
-AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, const void* x,
-    amp_dtype x_dtype, const void* gamma, amp_dtype param_dtype, const float* save_mean,
-    const float* save_invstd, void* dx, amp_dtype dx_dtype, void* dgamma, void* dbeta,
-    amp_dtype dparam_dtype, int accumulate, size_t rows, size_t d, const amp_exec* exec);
+   save_invstd[R] for the backward pass, or NULL. eps: 0 = 1e-5; > 0. Backward computes both anew,
+   with eps, where one is NULL. */
+AMP_DEF amp_result amp_layer_norm_forward(amp_ref x, amp_ref gamma, amp_ref beta, float eps,
+    float* save_mean, float* save_invstd, amp_ref y, size_t rows, size_t d, const amp_exec* exec);
+AMP_DEF amp_result amp_layer_norm_backward(amp_ref dy, amp_ref x, amp_ref gamma, float eps,
+        const float* save_mean, const float* save_invstd, amp_ref dx, amp_ref dgamma,
+        amp_ref dbeta, int accumulate, size_t rows, size_t d, const amp_exec* exec);
 /* Bytes of workspace that speed backward up on long rows: at most 256 KB, and as much for each
    thread. */
 AMP_DEF size_t amp_layer_norm_workspace(size_t rows, size_t d);
@@ -501,37 +511,34 @@ enum { AMP_ACTIVATION_COUNT = 0 AMP_ACTIVATION_LIST(AMPI_COUNT) };
 enum { AMP_ACTIVATION_WORKSPACE = 65536 * 4 + 64 };
 
 /* y = f(x), n elements; x and y may be the same. */
-AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_dtype x_dtype,
-    void* y, amp_dtype y_dtype, size_t n, const amp_exec* exec);
-/* dx = dy * f'. `saved` is what the list says. dx and dy may be the same. */
-AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp_dtype dy_dtype,
-    const void* saved, amp_dtype saved_dtype, void* dx, amp_dtype dx_dtype, size_t n,
+AMP_DEF amp_result amp_activation_forward(amp_activation f, amp_ref x, amp_ref y, size_t n,
     const amp_exec* exec);
+/* dx = dy * f'. `saved` is what the list says. dx and dy may be the same, unless dx is added to. */
+AMP_DEF amp_result amp_activation_backward(amp_activation f, amp_ref dy, amp_ref saved,
+    amp_ref dx, int accumulate, size_t n, const amp_exec* exec);
 
 /* Softmax of the rows of x[R,D]; a row of -inf only gives NaN, as in PyTorch. x and y may be the
    same. */
-AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y,
-    amp_dtype y_dtype, size_t rows, size_t d, const amp_exec* exec);
+AMP_DEF amp_result amp_softmax_forward(amp_ref x, amp_ref y, size_t rows, size_t d,
+    const amp_exec* exec);
 /* dx = y * (dy - sum(dy*y)). */
-AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, const void* y,
-    amp_dtype y_dtype, void* dx, amp_dtype dx_dtype, size_t rows, size_t d, const amp_exec* exec);
+AMP_DEF amp_result amp_softmax_backward(amp_ref dy, amp_ref y, amp_ref dx, int accumulate,
+        size_t rows, size_t d, const amp_exec* exec);
 
 /* Dropout with probability p in [0,1): y = 0 where amp_random_uniform(seed, offset + i) < p, else
    x/(1-p). Backward is the same call on the gradient. x and y may be the same. */
-AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype x_dtype, void* y,
-    amp_dtype y_dtype, size_t n, float p, uint64_t seed, uint64_t offset, const amp_exec* exec);
+AMP_DEF amp_result amp_dropout_forward(amp_ref x, amp_ref y, size_t n, float p, uint64_t seed,
+    uint64_t offset, const amp_exec* exec);
 
 /* y = a + b, n elements; y may be the same as a or b. */
-AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype a_dtype, const void* b,
-    amp_dtype b_dtype, void* y, amp_dtype y_dtype, size_t n, const amp_exec* exec);
+AMP_DEF amp_result amp_add_forward(amp_ref a, amp_ref b, amp_ref y, size_t n, const amp_exec* exec);
 
 /* Copies x[R,D] into columns [column, column+D) of y[R,D_total], converting: one call per part.
    Backward copies the columns back, or adds them to x if accumulate. */
-AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype x_dtype, size_t d, void* y,
-    amp_dtype y_dtype, size_t d_total, size_t column, size_t rows, const amp_exec* exec);
-AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype y_dtype, size_t d_total,
-    size_t column, void* x, amp_dtype x_dtype, size_t d, size_t rows, int accumulate,
-    const amp_exec* exec);
+AMP_DEF amp_result amp_concat_forward(amp_ref x, size_t d, amp_ref y, size_t d_total,
+    size_t column, size_t rows, const amp_exec* exec);
+AMP_DEF amp_result amp_concat_backward(amp_ref y, size_t d_total, size_t column, amp_ref x,
+    size_t d, size_t rows, int accumulate, const amp_exec* exec);
 
 /* --- losses, in FP32 --- */
 
@@ -540,27 +547,33 @@ AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype y_dtype, size_t 
    lies on the device. With a scaler of your own: `float s = amp_scaler_scale_loss(&scaler, 1.0f);`
    and pass &s: not 1/n, which the mean has divided by. */
 
-/* Softmax cross-entropy of logits x[N,K] with labels[N] in 0..K-1, else AMP_ERR_ARGUMENT. smoothing
-   in [0,1): a target is (1-smoothing) on the label plus smoothing/K everywhere. */
-AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* x, amp_dtype x_dtype,
-    const int32_t* labels, float smoothing, float* loss, size_t n, size_t classes,
+typedef struct amp_cross_entropy_desc {
+    float smoothing;         /* in [0,1): a target is (1-smoothing) on the label plus smoothing/K
+                                everywhere */
+    size_t ld;               /* elements from a row of x to the next, and of dx; 0 = K. What lies
+                                between rows is left alone */
+    const int32_t* ignored;  /* NULL, or a label whose rows have no loss and a gradient of 0. The
+                                mean is over the others; it is 0 where there are none */
+} amp_cross_entropy_desc;
+/* Softmax cross-entropy of logits x[N,K] with labels[N] in 0..K-1, else AMP_ERR_ARGUMENT. desc may
+   be NULL, all defaults. */
+AMP_DEF amp_result amp_softmax_cross_entropy_forward(amp_ref x, const int32_t* labels,
+    const amp_cross_entropy_desc* desc, float* loss, size_t n, size_t classes,
     const amp_exec* exec);
-AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* x, amp_dtype x_dtype,
-    const int32_t* labels, float smoothing, const float* loss_scale, float weight, void* dx,
-    amp_dtype dx_dtype, size_t n, size_t classes, const amp_exec* exec);
+AMP_DEF amp_result amp_softmax_cross_entropy_backward(amp_ref x, const int32_t* labels,
+    const amp_cross_entropy_desc* desc, const float* loss_scale, float weight, amp_ref dx,
+    size_t n, size_t classes, const amp_exec* exec);
 /* Mean squared error over n elements: mean((x - target)^2). */
-AMP_DEF amp_result amp_mse_forward(const void* x, amp_dtype x_dtype, const void* target,
-    amp_dtype target_dtype, float* loss, size_t n, const amp_exec* exec);
-AMP_DEF amp_result amp_mse_backward(const void* x, amp_dtype x_dtype, const void* target,
-    amp_dtype target_dtype, const float* loss_scale, float weight, void* dx, amp_dtype dx_dtype,
-    size_t n, const amp_exec* exec);
+AMP_DEF amp_result amp_mse_forward(amp_ref x, amp_ref target, float* loss, size_t n,
+    const amp_exec* exec);
+AMP_DEF amp_result amp_mse_backward(amp_ref x, amp_ref target, const float* loss_scale,
+    float weight, amp_ref dx, size_t n, const amp_exec* exec);
 /* Binary cross-entropy of logits x with targets in [0,1]: mean(max(x,0) - x*t + log(1 +
    exp(-|x|))). */
-AMP_DEF amp_result amp_bce_with_logits_forward(const void* x, amp_dtype x_dtype, const void* target,
-    amp_dtype target_dtype, float* loss, size_t n, const amp_exec* exec);
-AMP_DEF amp_result amp_bce_with_logits_backward(const void* x, amp_dtype x_dtype,
-    const void* target, amp_dtype target_dtype, const float* loss_scale, float weight, void* dx,
-    amp_dtype dx_dtype, size_t n, const amp_exec* exec);
+AMP_DEF amp_result amp_bce_with_logits_forward(amp_ref x, amp_ref target, float* loss, size_t n,
+    const amp_exec* exec);
+AMP_DEF amp_result amp_bce_with_logits_backward(amp_ref x, amp_ref target,
+    const float* loss_scale, float weight, amp_ref dx, size_t n, const amp_exec* exec);
 
 /* >>policy   Autocast: which operator runs in which type. */
 
@@ -1668,8 +1681,6 @@ typedef AMPI_ENUM(amp_record) { AMP_RECORD_OFF = 0, AMP_RECORD_ON = 1,
 /* Memory, and an entry per operator with the public function's type. What amp_cpu_backend() leaves
    NULL may be NULL. */
 #define AMPI_ENTRY(name, ...) amp_result (*name)(__VA_ARGS__, const amp_exec* exec);
-#define AMPI_SRC const void*, amp_dtype
-#define AMPI_DST void*, amp_dtype
 struct amp_backend {
     const char* name;
     int asynchronous;  /* 1 = operators return before they are done */
@@ -1686,50 +1697,50 @@ struct amp_backend {
     AMPI_ENTRY(copy, void* dst, const void* src, size_t bytes)
     AMPI_ENTRY(copy_in, void* dst, const void* host, size_t bytes)
     AMPI_ENTRY(copy_out, void* host, const void* src, size_t bytes)
-    AMPI_ENTRY(upload, AMPI_DST, AMPI_SRC, size_t n)
-    AMPI_ENTRY(download, AMPI_DST, AMPI_SRC, size_t n)
-    AMPI_ENTRY(convert, AMPI_DST, AMPI_SRC, size_t n)
+    AMPI_ENTRY(upload, amp_ref, amp_ref, size_t n)
+    AMPI_ENTRY(download, amp_ref, amp_ref, size_t n)
+    AMPI_ENTRY(convert, amp_ref, amp_ref, size_t n)
     /* Inputs as amp_input_desc says, or labels to AMP_I32: -1 if one does not fit. from_host: the
        source lies there. */
-    AMPI_ENTRY(load, AMPI_DST, AMPI_SRC, size_t n, int from_host, const amp_reading* how)
+    AMPI_ENTRY(load, amp_ref, amp_ref, size_t n, int from_host, const amp_reading* how)
     size_t (*gemm_workspace)(size_t m, size_t n, size_t k);
     size_t (*conv2d_workspace)(const amp_conv2d_shape* s);
     size_t (*layer_norm_workspace)(size_t rows, size_t d);
     /* The operators. Dropout is at offset + *position * stride; without position at offset. */
-    AMPI_ENTRY(gemm, const amp_gemm_shape*, float, AMPI_SRC, AMPI_SRC, float, AMPI_DST)
-    AMPI_ENTRY(linear_forward, AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST, size_t, size_t, size_t)
-    AMPI_ENTRY(linear_backward, AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST, AMPI_DST, AMPI_DST, int,
+    AMPI_ENTRY(gemm, const amp_gemm_shape*, float, amp_ref, amp_ref, float, amp_ref)
+    AMPI_ENTRY(linear_forward, amp_ref, amp_ref, amp_ref, amp_ref, size_t, size_t, size_t)
+    AMPI_ENTRY(linear_backward, amp_ref, amp_ref, amp_ref, amp_ref, amp_ref, amp_ref, int,
         size_t, size_t, size_t)
-    AMPI_ENTRY(conv2d_forward, const amp_conv2d_shape*, AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST)
-    AMPI_ENTRY(conv2d_backward, const amp_conv2d_shape*, AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST,
-        AMPI_DST, AMPI_DST, int)
-    AMPI_ENTRY(pool2d_forward, const amp_pool2d_shape*, AMPI_SRC, AMPI_DST)
-    AMPI_ENTRY(pool2d_backward, const amp_pool2d_shape*, AMPI_SRC, AMPI_SRC, AMPI_DST)
-    AMPI_ENTRY(batch_norm_forward, const amp_batch_norm_shape*, int, AMPI_SRC, const void*,
-        AMPI_SRC, float*, float*, float*, float*, AMPI_DST)
-    AMPI_ENTRY(batch_norm_backward, const amp_batch_norm_shape*, AMPI_SRC, AMPI_SRC, AMPI_SRC,
-        const float*, const float*, AMPI_DST, void*, AMPI_DST, int)
-    AMPI_ENTRY(layer_norm_forward, AMPI_SRC, const void*, AMPI_SRC, float, float*, float*,
-        AMPI_DST, size_t, size_t)
-    AMPI_ENTRY(layer_norm_backward, AMPI_SRC, AMPI_SRC, AMPI_SRC, const float*, const float*,
-        AMPI_DST, void*, AMPI_DST, int, size_t, size_t)
-    AMPI_ENTRY(activation_forward, amp_activation, AMPI_SRC, AMPI_DST, size_t)
-    AMPI_ENTRY(activation_backward, amp_activation, AMPI_SRC, AMPI_SRC, AMPI_DST, size_t)
-    AMPI_ENTRY(softmax_forward, AMPI_SRC, AMPI_DST, size_t, size_t)
-    AMPI_ENTRY(softmax_backward, AMPI_SRC, AMPI_SRC, AMPI_DST, size_t, size_t)
-    AMPI_ENTRY(dropout_forward, AMPI_SRC, AMPI_DST, size_t, float p, uint64_t seed, uint64_t offset,
+    AMPI_ENTRY(conv2d_forward, const amp_conv2d_shape*, amp_ref, amp_ref, amp_ref, amp_ref)
+    AMPI_ENTRY(conv2d_backward, const amp_conv2d_shape*, amp_ref, amp_ref, amp_ref, amp_ref,
+        amp_ref, amp_ref, int)
+    AMPI_ENTRY(pool2d_forward, const amp_pool2d_shape*, amp_ref, amp_ref)
+    AMPI_ENTRY(pool2d_backward, const amp_pool2d_shape*, amp_ref, amp_ref, amp_ref, int)
+    AMPI_ENTRY(batch_norm_forward, const amp_batch_norm_shape*, int, amp_ref, amp_ref, amp_ref,
+        float*, float*, float*, float*, amp_ref)
+    AMPI_ENTRY(batch_norm_backward, const amp_batch_norm_shape*, amp_ref, amp_ref, amp_ref,
+        const float*, const float*, amp_ref, amp_ref, amp_ref, int)
+    AMPI_ENTRY(layer_norm_forward, amp_ref, amp_ref, amp_ref, float, float*, float*,
+        amp_ref, size_t, size_t)
+    AMPI_ENTRY(layer_norm_backward, amp_ref, amp_ref, amp_ref, float, const float*, const float*,
+        amp_ref, amp_ref, amp_ref, int, size_t, size_t)
+    AMPI_ENTRY(activation_forward, amp_activation, amp_ref, amp_ref, size_t)
+    AMPI_ENTRY(activation_backward, amp_activation, amp_ref, amp_ref, amp_ref, int, size_t)
+    AMPI_ENTRY(softmax_forward, amp_ref, amp_ref, size_t, size_t)
+    AMPI_ENTRY(softmax_backward, amp_ref, amp_ref, amp_ref, int, size_t, size_t)
+    AMPI_ENTRY(dropout_forward, amp_ref, amp_ref, size_t, float p, uint64_t seed, uint64_t offset,
         const uint64_t* position, uint64_t stride)
-    AMPI_ENTRY(add_forward, AMPI_SRC, AMPI_SRC, AMPI_DST, size_t)
-    AMPI_ENTRY(concat_forward, AMPI_SRC, size_t, AMPI_DST, size_t, size_t, size_t)
-    AMPI_ENTRY(concat_backward, AMPI_SRC, size_t, size_t, AMPI_DST, size_t, size_t, int)
-    AMPI_ENTRY(softmax_cross_entropy_forward, AMPI_SRC, const int32_t*, float, float*, size_t,
-        size_t)
-    AMPI_ENTRY(softmax_cross_entropy_backward, AMPI_SRC, const int32_t*, float, const float*,
-        float, AMPI_DST, size_t, size_t)
-    AMPI_ENTRY(mse_forward, AMPI_SRC, AMPI_SRC, float*, size_t)
-    AMPI_ENTRY(mse_backward, AMPI_SRC, AMPI_SRC, const float*, float, AMPI_DST, size_t)
-    AMPI_ENTRY(bce_with_logits_forward, AMPI_SRC, AMPI_SRC, float*, size_t)
-    AMPI_ENTRY(bce_with_logits_backward, AMPI_SRC, AMPI_SRC, const float*, float, AMPI_DST, size_t)
+    AMPI_ENTRY(add_forward, amp_ref, amp_ref, amp_ref, size_t)
+    AMPI_ENTRY(concat_forward, amp_ref, size_t, amp_ref, size_t, size_t, size_t)
+    AMPI_ENTRY(concat_backward, amp_ref, size_t, size_t, amp_ref, size_t, size_t, int)
+    AMPI_ENTRY(softmax_cross_entropy_forward, amp_ref, const int32_t*,
+        const amp_cross_entropy_desc*, float*, size_t, size_t)
+    AMPI_ENTRY(softmax_cross_entropy_backward, amp_ref, const int32_t*,
+        const amp_cross_entropy_desc*, const float*, float, amp_ref, size_t, size_t)
+    AMPI_ENTRY(mse_forward, amp_ref, amp_ref, float*, size_t)
+    AMPI_ENTRY(mse_backward, amp_ref, amp_ref, const float*, float, amp_ref, size_t)
+    AMPI_ENTRY(bce_with_logits_forward, amp_ref, amp_ref, float*, size_t)
+    AMPI_ENTRY(bce_with_logits_backward, amp_ref, amp_ref, const float*, float, amp_ref, size_t)
     /* Training, on gradients and weights in the processor's memory. open: t->scaler is initialised.
        begin: sets t->loss_scale and t->position of a pass; window 0 = no step follows. pass: the
        first work of each pass. losses: one not finite makes the window unsound. check: flags[0] (in
@@ -1754,12 +1765,10 @@ struct amp_backend {
     AMPI_ENTRY(record, amp_training* t, uint64_t key, amp_record* mode)
     AMPI_ENTRY(record_end, amp_training* t, amp_result body)
     /* linear_forward and conv2d_forward, then ReLU. */
-    AMPI_ENTRY(linear_relu_forward, AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST, size_t, size_t, size_t)
-    AMPI_ENTRY(conv2d_relu_forward, const amp_conv2d_shape*, AMPI_SRC, AMPI_SRC, AMPI_SRC, AMPI_DST)
+    AMPI_ENTRY(linear_relu_forward, amp_ref, amp_ref, amp_ref, amp_ref, size_t, size_t, size_t)
+    AMPI_ENTRY(conv2d_relu_forward, const amp_conv2d_shape*, amp_ref, amp_ref, amp_ref, amp_ref)
 };
 #undef AMPI_ENTRY
-#undef AMPI_SRC
-#undef AMPI_DST
 /* The table of this file: the operators are the public functions. Never NULL. */
 AMP_DEF const amp_backend* amp_cpu_backend(void);
 
@@ -1769,10 +1778,11 @@ AMP_DEF const amp_backend* amp_cpu_backend(void);
 /* In C++ a desc may be written in place: amp_scaler_init(&s, {}) or, since C++20, (&s, {.init_scale
    = 1024}). The include may stand in an extern "C". */
 extern "C++" {
-static inline amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* src,
-    amp_dtype src_dtype, size_t n, const amp_convert_desc& d) {
-        return amp_convert_with(dst, dst_dtype, src, src_dtype, n, &d);
-    }
+static inline amp_ref amp_ref_to(const float* p) { return amp_f32(p); }
+static inline amp_ref amp_ref_to(const amp_half* p) { return amp_f16(p); }
+static inline amp_ref amp_ref_to(const amp_bfloat16* p) { return amp_bf16(p); }
+static inline amp_result amp_convert_with(amp_ref dst, amp_ref src, size_t n,
+    const amp_convert_desc& d) { return amp_convert_with(dst, src, n, &d); }
 #define AMPI_INIT(name, type, desc) \
     static inline amp_result name(type* x, const desc& d) { return name(x, &d); }
 AMPI_INIT(amp_policy_init, amp_policy, amp_policy_desc)
@@ -1945,6 +1955,17 @@ AMPI_FN const char* ampi_name_among(const char* names, unsigned value) {
     return *names ? names : "?";
 }
 
+AMP_DEF amp_ref amp_ref_of(const void* p, amp_dtype dtype) {
+    amp_ref x;
+    x.data = (void*)(uintptr_t)p;
+    x.dtype = dtype;
+    return x;
+}
+
+AMP_DEF amp_ref amp_f32(const float* p) { return amp_ref_of(p, AMP_F32); }
+AMP_DEF amp_ref amp_f16(const amp_half* p) { return amp_ref_of(p, AMP_F16); }
+AMP_DEF amp_ref amp_bf16(const amp_bfloat16* p) { return amp_ref_of(p, AMP_BF16); }
+
 #define AMPI_NAMES(function, type, names) \
     AMP_DEF const char* function(type value) { return ampi_name_among(names, (unsigned)value); }
 AMPI_NAMES(amp_dtype_name, amp_dtype, "f32\0f32\0f16\0bf16\0f64\0u8\0i32\0i64\0")
@@ -1973,6 +1994,7 @@ AMPI_FN long long ampi_shown(size_t n) { return (long long)(ptrdiff_t)n; }
 AMPI_HD AMPI_INLINE uint32_t ampi_bits(float f) { uint32_t u; memcpy(&u, &f, sizeof u); return u; }
 AMPI_HD AMPI_INLINE uint32_t ampi_magnitude(float f) { return ampi_bits(f) & 0x7fffffffu; }
 AMPI_HD AMPI_INLINE float ampi_float(uint32_t u) { float f; memcpy(&f, &u, sizeof f); return f; }
+
 /* The bits of a double. */
 AMPI_HD AMPI_INLINE uint64_t ampi_bits64(double d) {
     uint64_t u;
@@ -2276,8 +2298,9 @@ AMPI_FN int ampi_add_size(size_t a, size_t b, size_t* out) {
 }
 
 /* An operand of a call: `rows` rows of `cols` elements, `ld` elements apart. It is read (IN) or
-   written (OUT), may be NULL, or the call ignores it (UNUSED); two that are SAME may be one. */
-enum { AMPI_IN = 0, AMPI_OUT = 1, AMPI_SAME = 2, AMPI_NULL = 4, AMPI_UNUSED = 8 };
+   written (OUT) or added to (ADDS), may be NULL, or the call ignores it (UNUSED); two that are SAME
+   may be one. */
+enum { AMPI_IN = 0, AMPI_OUT = 1, AMPI_SAME = 2, AMPI_NULL = 4, AMPI_UNUSED = 8, AMPI_ADDS = 16 };
 typedef struct ampi_argument {
     const char* name;
     const void* data;
@@ -2686,6 +2709,7 @@ AMPI_FN int ampi_is_amd(void) {
 #else
 /* The best instruction set that the processor has and the system saves the registers of. */
 AMPI_FN amp_isa ampi_widest_isa(void) { return AMPI_NEON ? AMP_ISA_NEON : AMP_ISA_SCALAR; }
+
 /* Has the processor vdpbf16ps? */
 AMPI_FN int ampi_has_pairs(void) { return 0; }
 
@@ -2904,17 +2928,17 @@ AMPI_HD AMPI_FN uint32_t ampi_inf_bits(amp_dtype t) {
 }
 
 /* An element's magnitude beside infinity: below 0 if finite, above if NaN. */
-AMPI_FN int ampi_beside_inf(const void* x, amp_dtype dtype) {
-    const size_t size = ampi_type_size(dtype);
-    const uint64_t inf = size == 8 ? AMPI_INF64 : ampi_inf_bits(dtype);
+AMPI_FN int ampi_beside_inf(amp_ref x) {
+    const size_t size = ampi_type_size(x.dtype);
+    const uint64_t inf = size == 8 ? AMPI_INF64 : ampi_inf_bits(x.dtype);
     const uint64_t sign = (uint64_t)1 << (size == 8 ? 63 : size == 4 ? 31 : 15);
-    const uint64_t magnitude = ampi_element_bits(x, dtype) & ~sign;
+    const uint64_t magnitude = ampi_element_bits(x.data, x.dtype) & ~sign;
     return (magnitude > inf) - (magnitude < inf);
 }
 
-AMP_DEF int amp_is_nan(const void* x, amp_dtype dtype) { return ampi_beside_inf(x, dtype) > 0; }
-AMP_DEF int amp_is_inf(const void* x, amp_dtype dtype) { return ampi_beside_inf(x, dtype) == 0; }
-AMP_DEF int amp_is_finite(const void* x, amp_dtype dtype) { return ampi_beside_inf(x, dtype) < 0; }
+AMP_DEF int amp_is_nan(amp_ref x) { return ampi_beside_inf(x) > 0; }
+AMP_DEF int amp_is_inf(amp_ref x) { return ampi_beside_inf(x) == 0; }
+AMP_DEF int amp_is_finite(amp_ref x) { return ampi_beside_inf(x) < 0; }
 
 /* --- sixteen values in plain C --- */
 
@@ -3039,6 +3063,11 @@ AMPI_FN const void* ampi_at(const void* data, amp_dtype t, size_t i) {
 
 /* The address of a result, which descriptions of calls keep like those of operands. */
 AMPI_INLINE void* ampi_mutable(const void* data) { return (void*)(uintptr_t)data; }
+
+/* An operand from its element i on. */
+AMPI_FN amp_ref ampi_from(amp_ref x, size_t i) {
+    return amp_ref_of(ampi_at(x.data, x.dtype, i), x.dtype);
+}
 
 /* Pixels x, x + step, ... of a source row, `count` in all: `left` of them lie before the row,
    `inside` in it from its pixel `first` on, the others behind it. */
@@ -5226,14 +5255,14 @@ typedef struct ampi_convert_job {
     amp_convert_desc desc;
 } ampi_convert_job;
 /* A conversion's operands and settings in one struct; types are those of FP32 where 0 was given. */
-AMPI_FN ampi_convert_job ampi_convert_job_of(void* dst, amp_dtype dst_dtype, const void* src,
-        amp_dtype src_dtype, const amp_convert_desc* desc) {
+AMPI_FN ampi_convert_job ampi_convert_job_of(amp_ref dst, amp_ref src,
+        const amp_convert_desc* desc) {
     ampi_convert_job job;
     AMPI_CLEAR(job);
-    job.dst = (char*)dst; job.dst_dtype = ampi_dtype_or_f32(dst_dtype);
-    job.to = ampi_type_size(dst_dtype);
-    job.src = (const char*)src; job.src_dtype = ampi_dtype_or_f32(src_dtype);
-    job.from = ampi_type_size(src_dtype);
+    job.dst = (char*)dst.data; job.dst_dtype = ampi_dtype_or_f32(dst.dtype);
+    job.to = ampi_type_size(dst.dtype);
+    job.src = (const char*)src.data; job.src_dtype = ampi_dtype_or_f32(src.dtype);
+    job.from = ampi_type_size(src.dtype);
     if (desc) job.desc = *desc;
     return job;
 }
@@ -5279,7 +5308,7 @@ AMPI_FN size_t ampi_saturate(void* p, amp_dtype t, size_t n) {
         const uint64_t largest = ampi_element_bits(x, t) - 1u;
         const uint32_t single = (uint32_t)largest;
         const uint16_t low = (uint16_t)largest;
-        if (ampi_beside_inf(x, t) != 0) continue;
+        if (!amp_is_inf(amp_ref_of(x, t))) continue;
         memcpy(x, size == 2 ? (const void*)&low : size == 4 ? (const void*)&single
             : (const void*)&largest, size);
         count++;
@@ -5359,22 +5388,21 @@ AMPI_FN amp_result ampi_convert_check(const ampi_convert_job* job, size_t dst_ld
 }
 
 /* Checks, joins rows that follow each other, and converts row by row. */
-AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_ld, const void* src,
-        amp_dtype src_dtype, size_t src_ld, size_t rows, size_t cols,
-        const amp_convert_desc* desc) {
-    ampi_convert_job job = ampi_convert_job_of(dst, dst_dtype, src, src_dtype, desc);
+AMP_DEF amp_result amp_convert_rows(amp_ref dst, size_t dst_ld, amp_ref src, size_t src_ld,
+        size_t rows, size_t cols, const amp_convert_desc* desc) {
+    ampi_convert_job job = ampi_convert_job_of(dst, src, desc);
     const int masked = job.desc.saturate || job.desc.mask_exceptions;
     fenv_t floats;
     size_t i, clamped = 0;
     AMPI_TRY(ampi_convert_check(&job, dst_ld, src_ld, rows, cols));
     if (cols > 0 && dst_ld == cols && src_ld == cols) { cols *= rows; rows = rows > 0; }
     job.n = cols;
-    job.block = dst == src ? AMPI_CONVERT_TILE : AMPI_CONVERT_BLOCK;
+    job.block = dst.data == src.data ? AMPI_CONVERT_TILE : AMPI_CONVERT_BLOCK;
     if (masked) feholdexcept(&floats);
     if (cols > 0) {
         for (i = 0; i < rows; i++, job.desc.offset += cols) {
-            job.dst = (char*)dst + i * dst_ld * job.to;
-            job.src = (const char*)src + i * src_ld * job.from;
+            job.dst = (char*)dst.data + i * dst_ld * job.to;
+            job.src = (const char*)src.data + i * src_ld * job.from;
             clamped += ampi_convert_blocks(&job);
         }
     }
@@ -5383,14 +5411,13 @@ AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_l
     return AMP_OK;
 }
 
-AMP_DEF amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* src,
-        amp_dtype src_dtype, size_t n, const amp_convert_desc* desc) {
-    return amp_convert_rows(dst, dst_dtype, n, src, src_dtype, n, 1, n, desc);
+AMP_DEF amp_result amp_convert_with(amp_ref dst, amp_ref src, size_t n,
+        const amp_convert_desc* desc) {
+    return amp_convert_rows(dst, n, src, n, 1, n, desc);
 }
 
-AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src,
-        amp_dtype src_dtype, size_t n) {
-    return amp_convert_with(dst, dst_dtype, src, src_dtype, n, NULL);
+AMP_DEF amp_result amp_convert(amp_ref dst, amp_ref src, size_t n) {
+    return amp_convert_with(dst, src, n, NULL);
 }
 
 /* >>impl-scan   Passes over lists of tensors: inf and NaN, norms, unscaling, statistics.
@@ -5717,7 +5744,7 @@ AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dt
     feholdexcept(&floats);
     for (size_t at = 0; at < n; at += AMPI_BLOCK) {
         const size_t k = ampi_min_size(n - at, AMPI_BLOCK);
-        amp_convert(tile, AMP_F64, ampi_at(x, dtype, at), dtype, k);
+        amp_convert(amp_ref_of(tile, AMP_F64), amp_ref_of(ampi_at(x, dtype, at), dtype), k);
         for (size_t i = 0; i < k; i++)
             ampi_stats_add(out, tile[i], ampi_dtype_or_f32(dtype), target);
     }
@@ -5920,21 +5947,21 @@ AMPI_FN amp_result ampi_check_matrices(const amp_logger* logger, const char* cal
     ampi_check_matrices(logger, call, list, AMPI_LENGTH(list))
 
 /* A matrix of rows ld elements apart as an operand. */
-AMPI_FN ampi_operand ampi_matrix(const void* data, amp_dtype dtype, size_t ld, int along_k) {
+AMPI_FN ampi_operand ampi_matrix(amp_ref x, size_t ld, int along_k) {
     ampi_operand v;
     AMPI_CLEAR(v);
-    v.data = data; v.dtype = ampi_dtype_or_f32(dtype);
+    v.data = x.data; v.dtype = ampi_dtype_or_f32(x.dtype);
     v.ld = ld;
     v.along_k = along_k;
     return v;
 }
 
 /* A product into a plain matrix C, still without operands. */
-AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, void* c,
-        amp_dtype c_dtype, size_t ldc) {
+AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, amp_ref c,
+        size_t ldc) {
     AMPI_CLEAR(*s);
     s->m = m; s->n = n; s->k = k;
-    s->c.data = c; s->c.dtype = ampi_dtype_or_f32(c_dtype);
+    s->c.data = c.data; s->c.dtype = ampi_dtype_or_f32(c.dtype);
     s->c.ld = ldc;
     s->c.columns = ampi_endless_row();
     s->c.alpha = 1.0f;
@@ -5953,7 +5980,7 @@ AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k) {
     if (!ampi_mul_size(m, n, &elements) || !ampi_mul_size(m, k, &elements)
         || !ampi_mul_size(n, k, &elements) || m > SIZE_MAX / 8 || n > SIZE_MAX / 8
         || k > SIZE_MAX / 8) return 0;
-    ampi_product_init(&s, m, n, k, NULL, AMP_F32, n);
+    ampi_product_init(&s, m, n, k, AMP_NONE, n);
     return ampi_gemm_floats(&s) * sizeof(float) + 128; /* for alignment */
 }
 
@@ -6032,9 +6059,8 @@ AMPI_FN amp_result ampi_check_batched(const amp_logger* logger, const char* call
 
 /* Checks amp_gemm's arguments: gives the batch's first product, and the shape with its defaults. */
 AMPI_FN amp_result ampi_gemm_product(ampi_product* p, amp_gemm_shape* s, const amp_logger* logger,
-        const char* call, const amp_gemm_shape* shape, float alpha, const void* a,
-        amp_dtype a_dtype, const void* b, amp_dtype b_dtype, float beta, void* c,
-        amp_dtype c_dtype) {
+        const char* call, const amp_gemm_shape* shape, float alpha, amp_ref a, amp_ref b,
+        float beta, amp_ref c) {
     AMPI_CLEAR(*s);
     AMPI_REFUSE_CALL(!shape, AMP_ERR_ARGUMENT, "%s: the shape is NULL", call);
     *s = *shape;
@@ -6046,18 +6072,18 @@ AMPI_FN amp_result ampi_gemm_product(ampi_product* p, amp_gemm_shape* s, const a
     AMPI_REFUSE_CALL((!ta && s->trans_a != AMP_NO_TRANS) || (!tb && s->trans_b != AMP_NO_TRANS),
         AMP_ERR_ARGUMENT, "%s: trans_a is %d, trans_b is %d; they must be 0 or 1", call,
         (int)s->trans_a, (int)s->trans_b);
-    const ampi_argument list[] = { { "a", a, a_dtype, AMPI_IN, ta ? s->k : s->m, ta ? s->m : s->k,
-                                   s->lda }, { "b", b, b_dtype, AMPI_IN, tb ? s->n : s->k,
-                                       tb ? s->k : s->n, s->ldb },
-                                   { "c", c, c_dtype, AMPI_OUT, s->m, s->n, s->ldc } };
+    const ampi_argument list[] = { { "a", a.data, a.dtype, AMPI_IN, ta ? s->k : s->m,
+                                   ta ? s->m : s->k, s->lda }, { "b", b.data, b.dtype, AMPI_IN,
+                                       tb ? s->n : s->k, tb ? s->k : s->n, s->ldb },
+                                   { "c", c.data, c.dtype, AMPI_OUT, s->m, s->n, s->ldc } };
     AMPI_TRY(AMPI_CHECK_MATRICES(logger, call, list));
     AMPI_TRY(ampi_check_batched(logger, call, list, s));
-    ampi_product_init(p, s->m, s->n, alpha == 0.0f ? 0 : s->k, c, c_dtype, s->ldc);
+    ampi_product_init(p, s->m, s->n, alpha == 0.0f ? 0 : s->k, c, s->ldc);
     /* -1 * +0, added to beta * C, changes nothing */
     p->c.alpha = p->k > 0 ? alpha : beta != 0.0f ? -1.0f : 1.0f;
     p->c.beta = beta;
-    p->a = ampi_matrix(a, a_dtype, s->lda, !ta);
-    p->b = ampi_matrix(b, b_dtype, s->ldb, tb);
+    p->a = ampi_matrix(a, s->lda, !ta);
+    p->b = ampi_matrix(b, s->ldb, tb);
     return AMP_OK;
 }
 
@@ -6090,13 +6116,12 @@ AMPI_FN void ampi_gemm_batch_run(const ampi_product* first, const amp_gemm_shape
 }
 
 /* Checks a product or a batch of them, then computes it. */
-AMP_DEF amp_result amp_gemm(const amp_gemm_shape* s, float alpha, const void* a, amp_dtype a_dtype,
-        const void* b, amp_dtype b_dtype, float beta, void* c, amp_dtype c_dtype,
-        const amp_exec* exec) {
+AMP_DEF amp_result amp_gemm(const amp_gemm_shape* s, float alpha, amp_ref a, amp_ref b,
+        float beta, amp_ref c, const amp_exec* exec) {
     amp_gemm_shape full;
     ampi_product first;
     AMPI_TRY(ampi_gemm_product(&first, &full, ampi_exec_logger(exec), "amp_gemm", s, alpha, a,
-        a_dtype, b, b_dtype, beta, c, c_dtype));
+        b, beta, c));
     if (full.m == 0 || full.n == 0) return AMP_OK;
     AMPI_COMPUTE_OP;
     if (full.batch == 1) ampi_gemm_run(&first, exec);
@@ -6104,14 +6129,6 @@ AMP_DEF amp_result amp_gemm(const amp_gemm_shape* s, float alpha, const void* a,
     AMPI_DONE_OP;
 }
 
-/* Does a call add to dx, and to the parameters' gradients? Below 0: to the latter only. */
-AMPI_FN int ampi_adds_input(int accumulate) {
-    return accumulate > 0 && (accumulate & AMP_ACCUMULATE_INPUT) != 0;
-}
-
-AMPI_FN int ampi_adds_params(int accumulate) {
-    return accumulate < 0 || (accumulate & ~AMP_ACCUMULATE_INPUT) != 0;
-}
 
 /* dst[offset..] = sum, or dst + sum, n <= 256. */
 AMPI_FN void ampi_store_sum(void* dst, amp_dtype t, size_t offset, float* sum, size_t n,
@@ -6122,10 +6139,8 @@ AMPI_FN void ampi_store_sum(void* dst, amp_dtype t, size_t offset, float* sum, s
     ampi_store_f32(dst, t, offset, sum, n);
 }
 
-typedef struct ampi_ref { const void* data; amp_dtype dtype; } ampi_ref;
-#define AMPI_NO_REF { NULL, AMP_F32 }
 /* A call's tensors. Backward y is dy, and a NULL gradient is not wanted. */
-typedef struct ampi_layer_refs { ampi_ref x, w, b, y, dx, dw, db; int accumulate; } ampi_layer_refs;
+typedef struct ampi_layer_refs { amp_ref x, w, b, y, dx, dw, db; int accumulate; } ampi_layer_refs;
 
 /* Rows and columns of x, w, b and y. */
 typedef struct ampi_layer_sizes { size_t x[2], w[2], b[2], y[2]; } ampi_layer_sizes;
@@ -6161,8 +6176,8 @@ AMPI_FN void ampi_linear_db_chunk(const ampi_layer_refs* t, size_t n, size_t out
         ampi_kernels_now()->column_sums(sums, ampi_at(t->y.data, type, row * out + o), type, out,
             ampi_min_size(n - row, 64), width);
     ampi_kernels_end();
-    ampi_store_sum(ampi_mutable(t->db.data), t->db.dtype, o, sums, width,
-        ampi_adds_params(t->accumulate));
+    ampi_store_sum(t->db.data, t->db.dtype, o, sums, width,
+        t->accumulate & AMP_ACCUMULATE_PARAMS);
 }
 
 /* Refuses operands of a dense layer that are not valid. */
@@ -6175,36 +6190,34 @@ AMPI_FN amp_result ampi_check_linear(const amp_logger* logger, const ampi_layer_
 /* y[n,o] = sum over i of x[n,i] * w[o,i], + b[o]. */
 AMPI_FN void ampi_linear_y(ampi_product* s, const ampi_layer_refs* t, size_t n, size_t in,
         size_t out) {
-    ampi_product_init(s, n, out, in, ampi_mutable(t->y.data), t->y.dtype, out);
+    ampi_product_init(s, n, out, in, t->y, out);
     s->c.bias = t->b.data; s->c.bias_dtype = ampi_dtype_or_f32(t->b.dtype);
-    s->a = ampi_matrix(t->x.data, t->x.dtype, in, 1);
-    s->b = ampi_matrix(t->w.data, t->w.dtype, in, 1);
+    s->a = ampi_matrix(t->x, in, 1);
+    s->b = ampi_matrix(t->w, in, 1);
 }
 
 /* dx[n,i] = sum over o of dy[n,o] * w[o,i]. */
 AMPI_FN void ampi_linear_dx(ampi_product* s, const ampi_layer_refs* t, size_t n, size_t in,
         size_t out) {
-    ampi_product_init(s, n, in, out, ampi_mutable(t->dx.data), t->dx.dtype, in);
-    s->c.beta = ampi_adds_input(t->accumulate) ? 1.0f : 0.0f;
-    s->a = ampi_matrix(t->y.data, t->y.dtype, out, 1);
-    s->b = ampi_matrix(t->w.data, t->w.dtype, in, 0);
+    ampi_product_init(s, n, in, out, t->dx, in);
+    s->c.beta = t->accumulate & AMP_ACCUMULATE_INPUT ? 1.0f : 0.0f;
+    s->a = ampi_matrix(t->y, out, 1);
+    s->b = ampi_matrix(t->w, in, 0);
 }
 
 /* dw[o,i] = sum over n of dy[n,o] * x[n,i]. */
 AMPI_FN void ampi_linear_dw(ampi_product* s, const ampi_layer_refs* t, size_t n, size_t in,
         size_t out) {
-    ampi_product_init(s, out, in, n, ampi_mutable(t->dw.data), t->dw.dtype, in);
-    s->c.beta = ampi_adds_params(t->accumulate) ? 1.0f : 0.0f;
-    s->a = ampi_matrix(t->y.data, t->y.dtype, out, 0);
-    s->b = ampi_matrix(t->x.data, t->x.dtype, in, 0);
+    ampi_product_init(s, out, in, n, t->dw, in);
+    s->c.beta = t->accumulate & AMP_ACCUMULATE_PARAMS ? 1.0f : 0.0f;
+    s->a = ampi_matrix(t->y, out, 0);
+    s->b = ampi_matrix(t->x, in, 0);
 }
 
 /* Checks the operands, then computes one product. */
-AMP_DEF amp_result amp_linear_forward(const void* x, amp_dtype x_dtype, const void* w,
-        amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype, size_t n,
+AMP_DEF amp_result amp_linear_forward(amp_ref x, amp_ref w, amp_ref b, amp_ref y, size_t n,
         size_t in, size_t out, const amp_exec* exec) {
-    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype },
-                           AMPI_NO_REF, AMPI_NO_REF, AMPI_NO_REF, 0 };
+    const ampi_layer_refs t = { x, w, b, y, AMP_NONE, AMP_NONE, AMP_NONE, 0 };
     ampi_product s;
     AMPI_TRY(ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 0));
     AMPI_COMPUTE_OP;
@@ -6214,18 +6227,15 @@ AMP_DEF amp_result amp_linear_forward(const void* x, amp_dtype x_dtype, const vo
 }
 
 /* Checks the operands, then computes the wanted ones of two products and a sum of columns. */
-AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const void* x,
-        amp_dtype x_dtype, const void* w, amp_dtype w_dtype, void* dx, amp_dtype dx_dtype,
-        void* dw, amp_dtype dw_dtype, void* db, amp_dtype db_dtype, int accumulate, size_t n,
-        size_t in, size_t out, const amp_exec* exec) {
-    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, AMPI_NO_REF, { dy, dy_dtype },
-                           { dx, dx_dtype }, { dw, dw_dtype }, { db, db_dtype }, accumulate };
+AMP_DEF amp_result amp_linear_backward(amp_ref dy, amp_ref x, amp_ref w, amp_ref dx, amp_ref dw,
+        amp_ref db, int accumulate, size_t n, size_t in, size_t out, const amp_exec* exec) {
+    const ampi_layer_refs t = { x, w, AMP_NONE, dy, dx, dw, db, accumulate };
     ampi_product s;
     AMPI_TRY(ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 1));
     AMPI_COMPUTE_OP;
-    if (dx) { ampi_linear_dx(&s, &t, n, in, out); ampi_gemm_run(&s, exec); }
-    if (dw) { ampi_linear_dw(&s, &t, n, in, out); ampi_gemm_run(&s, exec); }
-    if (db) AMPI_PARALLEL_FOR(out > 256 && n * out >= AMPI_PARALLEL_MIN,
+    if (dx.data) { ampi_linear_dx(&s, &t, n, in, out); ampi_gemm_run(&s, exec); }
+    if (dw.data) { ampi_linear_dw(&s, &t, n, in, out); ampi_gemm_run(&s, exec); }
+    if (db.data) AMPI_PARALLEL_FOR(out > 256 && n * out >= AMPI_PARALLEL_MIN,
         for (int64_t o = 0; o < (int64_t)out; o += 256)
             ampi_linear_db_chunk(&t, n, out, (size_t)o));
     AMPI_DONE_OP;
@@ -6337,10 +6347,10 @@ AMPI_FN ampi_product ampi_group_of(const ampi_convolution* v, size_t group) {
 }
 
 /* x or dy as an operand. Plain planes are one long row. */
-AMPI_FN ampi_operand ampi_image_of(const ampi_conv2d_sizes* c, const ampi_ref* t, int is_dy,
+AMPI_FN ampi_operand ampi_image_of(const ampi_conv2d_sizes* c, amp_ref t, int is_dy,
         int along_k, ampi_side h, ampi_side w) {
     const size_t channels = (size_t)(is_dy ? c->s.out_channels : c->s.channels);
-    ampi_operand v = ampi_matrix(t->data, t->dtype, 0, along_k);
+    ampi_operand v = ampi_matrix(t, 0, along_k);
     ampi_im2col* g = &v.image;
     v.is_image = 1;
     g->pixels = h.count * w.count; g->area = h.kernel * w.kernel;
@@ -6356,7 +6366,7 @@ AMPI_FN ampi_operand ampi_image_of(const ampi_conv2d_sizes* c, const ampi_ref* t
 }
 
 /* x as the operand of y and dw: its im2col matrix has y's pixels as columns. */
-AMPI_FN ampi_operand ampi_image_x(const ampi_conv2d_sizes* c, const ampi_ref* x, int along_k) {
+AMPI_FN ampi_operand ampi_image_x(const ampi_conv2d_sizes* c, amp_ref x, int along_k) {
     const amp_conv2d_shape* s = &c->s;
     const size_t h = (size_t)c->out_h, w = (size_t)c->out_w;
     return ampi_image_of(c, x, 0, along_k,
@@ -6366,9 +6376,9 @@ AMPI_FN ampi_operand ampi_image_x(const ampi_conv2d_sizes* c, const ampi_ref* x,
 
 /* A product of the first group whose result is `out`, added to if `add`. */
 AMPI_FN void ampi_convolution_init(ampi_convolution* v, const ampi_conv2d_sizes* c,
-        const ampi_ref* out, int add, size_t m, size_t n, size_t k) {
+        amp_ref out, int add, size_t m, size_t n, size_t k) {
     AMPI_CLEAR(*v);
-    ampi_product_init(&v->s, m, n, k, ampi_mutable(out->data), out->dtype, 0);
+    ampi_product_init(&v->s, m, n, k, out, 0);
     v->s.c.beta = add ? 1.0f : 0.0f;
     v->groups = (size_t)c->s.groups; v->images = (size_t)c->s.n;
 }
@@ -6379,9 +6389,9 @@ AMPI_FN void ampi_conv2d_y(ampi_convolution* v, const ampi_conv2d_sizes* c,
         const ampi_layer_refs* t) {
     const size_t k = c->cg * c->area;
     ampi_columns* y = &v->s.c.columns;
-    ampi_convolution_init(v, c, &t->y, 0, c->og, (size_t)c->s.n * c->out_pixels, k);
-    v->s.a = ampi_matrix(t->w.data, t->w.dtype, k, 1);
-    v->s.b = ampi_image_x(c, &t->x, 0);
+    ampi_convolution_init(v, c, t->y, 0, c->og, (size_t)c->s.n * c->out_pixels, k);
+    v->s.a = ampi_matrix(t->w, k, 1);
+    v->s.b = ampi_image_x(c, t->x, 0);
     y->size = y->used = y->width = y->pitch = c->out_pixels;
     y->next_row = (size_t)c->out_w;  /* for ampi_set_planes */
     y->next_block = (size_t)c->s.out_channels * c->out_pixels;
@@ -6444,16 +6454,15 @@ AMPI_FN void ampi_conv2d_dx(ampi_convolution* v, const ampi_conv2d_sizes* c,
     const size_t pixels = ph.pixels * pw.pixels;
     ampi_columns* dx = &v->s.c.columns;
     ampi_operand* a = &v->s.a;
-    ampi_convolution_init(v, c, &t->dx, ampi_adds_input(t->accumulate), c->cg,
+    ampi_convolution_init(v, c, t->dx, t->accumulate & AMP_ACCUMULATE_INPUT, c->cg,
         (size_t)c->s.n * pixels, c->og * area);
-    *a = ampi_matrix(ampi_at(t->w.data, t->w.dtype,
-        (size_t)ph.first * kernel_w + (size_t)pw.first), t->w.dtype, c->area, 1);
+    *a = ampi_matrix(ampi_from(t->w, (size_t)ph.first * kernel_w + (size_t)pw.first), c->area, 1);
     a->area = area; a->kernel_w = pw.count;
     a->next_h = (size_t)ph.next * kernel_w; a->next_w = (size_t)pw.next;
     a->output = c->cg * c->area;
-    v->s.b = ampi_image_of(c, &t->y, 1, 0, ampi_side_of(ph.pixels, ph.count, ph.offset, ph.step, 1,
+    v->s.b = ampi_image_of(c, t->y, 1, 0, ampi_side_of(ph.pixels, ph.count, ph.offset, ph.step, 1,
         c->out_h), ampi_side_of(pw.pixels, pw.count, pw.offset, pw.step, 1, c->out_w));
-    v->s.c.data = ampi_mutable(ampi_at(t->dx.data, t->dx.dtype, (size_t)h * width + (size_t)w));
+    v->s.c.data = ampi_from(t->dx, (size_t)h * width + (size_t)w).data;
     v->s.c.ld = c->in_pixels;
     dx->next = (size_t)c->s.stride_w;
     dx->size = dx->used = pixels;
@@ -6469,11 +6478,11 @@ AMPI_FN void ampi_conv2d_dx(ampi_convolution* v, const ampi_conv2d_sizes* c,
 AMPI_FN void ampi_conv2d_dw(ampi_convolution* v, const ampi_conv2d_sizes* c,
         const ampi_layer_refs* t) {
     const size_t weights = c->cg * c->area;
-    ampi_convolution_init(v, c, &t->dw, ampi_adds_params(t->accumulate), c->og, weights,
+    ampi_convolution_init(v, c, t->dw, t->accumulate & AMP_ACCUMULATE_PARAMS, c->og, weights,
         (size_t)c->s.n * c->out_pixels);
-    v->s.a = ampi_image_of(c, &t->y, 1, 1, ampi_side_of((size_t)c->out_h, 1, 0, 1, 1, c->out_h),
+    v->s.a = ampi_image_of(c, t->y, 1, 1, ampi_side_of((size_t)c->out_h, 1, 0, 1, 1, c->out_h),
         ampi_side_of((size_t)c->out_w, 1, 0, 1, 1, c->out_w));
-    v->s.b = ampi_image_x(c, &t->x, 1);
+    v->s.b = ampi_image_x(c, t->x, 1);
     v->s.c.ld = weights;
     v->a_group = c->og * c->out_pixels; v->b_group = c->cg * c->in_pixels;
     v->c_group = c->og * weights;
@@ -6500,7 +6509,7 @@ AMPI_FN void ampi_widen_weights(ampi_convolution* v, float* room) {
     }
     ampi_kernels_end();
     v->s.exact = all.dtype == AMP_F16 && v->s.b.dtype == AMP_F16;
-    v->s.a = ampi_matrix(room, AMP_F32, v->s.k, 1);
+    v->s.a = ampi_matrix(amp_f32(room), v->s.k, 1);
     v->a_group = rows;
 }
 
@@ -6631,8 +6640,8 @@ AMPI_FN void ampi_conv2d_dx_run(const ampi_conv2d_sizes* c, const ampi_layer_ref
                 if (v.s.k == 0) zero = 1;
                 else if (run) ampi_convolution_run(&v, exec);
             }
-        if (zero && !run && !ampi_adds_input(t->accumulate))
-            memset(ampi_mutable(t->dx.data), 0, c->x_count * ampi_type_size(t->dx.dtype));
+        if (zero && !run && !(t->accumulate & AMP_ACCUMULATE_INPUT))
+            memset(t->dx.data, 0, c->x_count * ampi_type_size(t->dx.dtype));
     }
 }
 
@@ -6653,8 +6662,8 @@ AMPI_FN void ampi_conv2d_db(const ampi_conv2d_sizes* c, const ampi_layer_refs* t
     ampi_kernels_end();
     for (n = 8; n > 0; n /= 2)
         for (i = 0; i < n; i++) sums[i] += sums[i + n];
-    ampi_store_sum(ampi_mutable(t->db.data), t->db.dtype, o, sums, 1,
-        ampi_adds_params(t->accumulate));
+    ampi_store_sum(t->db.data, t->db.dtype, o, sums, 1,
+        t->accumulate & AMP_ACCUMULATE_PARAMS);
 }
 
 /* Floats of workspace: FP32 weights, and the most that depthwise, packing or reading in place
@@ -6704,11 +6713,9 @@ AMPI_FN amp_result ampi_check_conv2d(ampi_conv2d_sizes* c, const amp_conv2d_shap
 }
 
 /* Checks the operands, then computes y. */
-AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, const void* x,
-        amp_dtype x_dtype, const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
-        void* y, amp_dtype y_dtype, const amp_exec* exec) {
-    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype },
-                           AMPI_NO_REF, AMPI_NO_REF, AMPI_NO_REF, 0 };
+AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, amp_ref x, amp_ref w,
+        amp_ref b, amp_ref y, const amp_exec* exec) {
+    const ampi_layer_refs t = { x, w, b, y, AMP_NONE, AMP_NONE, AMP_NONE, 0 };
     ampi_convolution v;
     ampi_conv2d_sizes c;
     AMPI_TRY(ampi_check_conv2d(&c, shape, ampi_exec_logger(exec), &t, 0));
@@ -6719,22 +6726,19 @@ AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, const void*
 }
 
 /* Checks the operands, then computes those of dx, dw and db that are wanted. */
-AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void* dy,
-        amp_dtype dy_dtype, const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
-        void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype, void* db, amp_dtype db_dtype,
-        int accumulate, const amp_exec* exec) {
-    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, AMPI_NO_REF, { dy, dy_dtype },
-                           { dx, dx_dtype }, { dw, dw_dtype }, { db, db_dtype }, accumulate };
+AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, amp_ref dy, amp_ref x,
+        amp_ref w, amp_ref dx, amp_ref dw, amp_ref db, int accumulate, const amp_exec* exec) {
+    const ampi_layer_refs t = { x, w, AMP_NONE, dy, dx, dw, db, accumulate };
     ampi_convolution v;
     ampi_conv2d_sizes c;
     AMPI_TRY(ampi_check_conv2d(&c, shape, ampi_exec_logger(exec), &t, 1));
     AMPI_COMPUTE_OP;
-    if (dx) ampi_conv2d_dx_run(&c, &t, exec);
-    if (dw) {
+    if (dx.data) ampi_conv2d_dx_run(&c, &t, exec);
+    if (dw.data) {
         ampi_conv2d_dw(&v, &c, &t);
         ampi_convolution_run(&v, exec);
     }
-    if (db) AMPI_PARALLEL_OVER(c.y_count,
+    if (db.data) AMPI_PARALLEL_OVER(c.y_count,
         for (int64_t o = 0; o < c.s.out_channels; o++) ampi_conv2d_db(&c, &t, (size_t)o));
     AMPI_DONE_OP;
 }
@@ -6926,7 +6930,9 @@ AMPI_FN amp_result ampi_check_operands(const amp_exec* exec, const char* op, siz
     return n > 0 ? ampi_check_apart(ampi_exec_logger(exec), op, list, count) : AMP_OK;
 }
 
-#define AMPI_ARG(v, t, use, n) { #v, v, t, use, AMPI_FLAT(n) }
+/* An operand of a call as a row of its list: a reference, or floats; its use and size. */
+#define AMPI_ARG(v, use, n) { #v, (v).data, (v).dtype, use, AMPI_FLAT(n) }
+#define AMPI_ARG_F32(v, use, n) { #v, v, AMP_F32, use, AMPI_FLAT(n) }
 #define AMPI_CHECK(op, n, list) AMPI_TRY(ampi_check_operands(exec, op, n, list, AMPI_LENGTH(list)))
 
 /* How far ahead, in bytes, loops over rows of n floats prefetch: 0 for short rows, which processors
@@ -7029,15 +7035,29 @@ AMPI_FN const float* ampi_view(const ampi_argument* v, size_t i, size_t n, float
     return ampi_view_rows(v, i, n, n, 0, tile);
 }
 
-/* Where elements of a result are formed for ampi_store: in place or in `tile`. */
-AMPI_FN float* ampi_open(const ampi_argument* y, size_t i, size_t d, float* tile) {
-    return ampi_direct(y, d) ? (float*)(uintptr_t)y->data + i : tile;
+/* How a gradient is written: added to if bit `which` of `accumulate` is set. */
+AMPI_FN int ampi_gradient_use(int accumulate, amp_accumulate which) {
+    return accumulate & (int)which ? AMPI_OUT | AMPI_ADDS | AMPI_NULL : AMPI_OUT | AMPI_NULL;
 }
 
-/* Stores elements [i, i + n) of a result, if any, from v, which may lie there. Every NaN becomes
-   0x7fc00000, rounded to the type, as processors differ in NaNs. */
-AMPI_FN void ampi_store(const ampi_argument* y, size_t i, const float* v, size_t n) {
+/* Where elements of a result are formed for ampi_store: in place, or in `tile`. */
+AMPI_FN float* ampi_open(const ampi_argument* y, size_t i, size_t d, float* tile) {
+    return ampi_direct(y, d) && !(y->use & AMPI_ADDS) ? (float*)(uintptr_t)y->data + i : tile;
+}
+
+/* v[l] += element i + l of y, n of them, at most AMPI_ROWS_TILE. */
+AMPI_FN void ampi_add_stored(const ampi_argument* y, size_t i, float* v, size_t n) {
+    float old[AMPI_ROWS_TILE];
+    ampi_load_f32(old, y->data, y->dtype, i, n);
+    for (size_t l = 0; l < n; l++) v[l] += old[l];
+}
+
+/* Stores elements [i, i + n) of a result, if any, from v, which may lie there; v becomes the sum
+   where the result is added to. Every NaN becomes 0x7fc00000, rounded to the type, as processors
+   differ in NaNs. */
+AMPI_FN void ampi_store(const ampi_argument* y, size_t i, float* v, size_t n) {
     if (!y->data) return;
+    if (y->use & AMPI_ADDS) ampi_add_stored(y, i, v, n);
     ampi_kernels_now()->convert(ampi_mutable(ampi_at(y->data, y->dtype, i)),
         ampi_dtype_or_f32(y->dtype), v, AMP_F32, n, NULL, 1);
     ampi_kernels_end();
@@ -7222,6 +7242,17 @@ typedef struct ampi_pool_tile {
     uint32_t* at;                    /* its kernel position, row * width of the plane + column */
 } ampi_pool_tile;
 
+/* Adds n pixels of `count` planes, `pitch` bytes apart, to those of a tile. */
+AMPI_FN void ampi_pool_add_row(float* tile, const char* row, amp_dtype t, size_t pitch,
+        size_t count, size_t n) {
+    AMPI_ALIGNED float old[AMPI_LANES * AMPI_LANES];
+    for (size_t some, i = 0; i < n; i += some, row += some * ampi_type_size(t)) {
+        some = ampi_min_size(n - i, AMPI_LANES);
+        ampi_kernels_now()->lanes_in(old, AMPI_LANES, row, pitch, t, count, some, some);
+        for (size_t l = 0; l < some * AMPI_LANES; l++) tile[i * AMPI_LANES + l] += old[l];
+    }
+}
+
 /* Fills a tile of pixels, or q->windows, from rectangle d of the operand at `arg`; stores a result
    there. */
 AMPI_FN void ampi_pool_move(const ampi_pool_tile* q, int arg, const ampi_rect* d, float* tile) {
@@ -7236,6 +7267,8 @@ AMPI_FN void ampi_pool_move(const ampi_pool_tile* q, int arg, const ampi_rect* d
         + ((q->plane * h + (size_t)d->r0) * w + (size_t)d->c0) * size;
     for (size_t i = 0; i < all; i += part) {
         char* row = x + i / width * w * size;
+        if (q->list[arg].use & AMPI_ADDS)
+            ampi_pool_add_row(tile + i * AMPI_LANES, row, t, h * w * size, count, part);
         if (arg == AMPI_ARG_Y)
             k->lanes_out(row, t, h * w * size, tile + i * AMPI_LANES, count, part);
         else
@@ -7601,13 +7634,16 @@ AMPI_FN void ampi_pool_all(const ampi_pool_plan* p, const ampi_argument* list, i
 }
 
 /* Checks shape and operands, then pools plane by plane. */
-AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, amp_dtype xt,
-        void* y, amp_dtype yt, const amp_exec* exec) {
+AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, amp_ref x, amp_ref y,
+        const amp_exec* exec) {
     ampi_pool_plan p;
     AMPI_TRY(ampi_pool_plan_make(s, &p, ampi_exec_logger(exec)));
     const size_t n = p.planes * ((size_t)p.h * (size_t)p.w),
         y_n = p.planes * ((size_t)p.oh * (size_t)p.ow);
-    const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_IN, n), AMPI_ARG(y, yt, AMPI_OUT, y_n) };
+    const ampi_argument list[] = {
+        AMPI_ARG(x, AMPI_IN, n),
+        AMPI_ARG(y, AMPI_OUT, y_n)
+    };
     AMPI_CHECK("pool2d", n, list);
     AMPI_COMPUTE_OP;
     ampi_pool_all(&p, list, 0);
@@ -7615,18 +7651,20 @@ AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, 
 }
 
 /* Checks shape and operands, then gives dy to dx plane by plane. */
-AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy, amp_dtype dyt,
-        const void* x, amp_dtype xt, void* dx, amp_dtype dxt, const amp_exec* exec) {
+AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, amp_ref dy, amp_ref x,
+        amp_ref dx, int accumulate, const amp_exec* exec) {
     ampi_pool_plan p;
     AMPI_TRY(ampi_pool_plan_make(s, &p, ampi_exec_logger(exec)));
     const size_t n = p.planes * ((size_t)p.h * (size_t)p.w),
         y_n = p.planes * ((size_t)p.oh * (size_t)p.ow);
-    const ampi_argument list[] = { AMPI_ARG(x, xt, p.max ? AMPI_IN : AMPI_NULL, n),
-                                   AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_NULL, n),
-                                       AMPI_ARG(dy, dyt, AMPI_IN, y_n) };
+    const ampi_argument list[] = {
+        AMPI_ARG(x, p.max ? AMPI_IN : AMPI_NULL, n),
+        AMPI_ARG(dx, ampi_gradient_use(accumulate, AMP_ACCUMULATE_INPUT), n),
+        AMPI_ARG(dy, AMPI_IN, y_n)
+    };
     AMPI_CHECK("pool2d backward", n, list);
     AMPI_COMPUTE_OP;
-    if (dx) ampi_pool_all(&p, list, 1);
+    if (dx.data) ampi_pool_all(&p, list, 1);
     AMPI_DONE_OP;
 }
 
@@ -7805,10 +7843,12 @@ AMPI_FN amp_result ampi_check_activation(const amp_exec* exec, amp_activation f)
 }
 
 /* Checks the operands, then applies the function in tiles. */
-AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_dtype xt, void* y,
-        amp_dtype yt, size_t n, const amp_exec* exec) {
-    const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_SAME, n),
-        AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, n) };
+AMP_DEF amp_result amp_activation_forward(amp_activation f, amp_ref x, amp_ref y, size_t n,
+        const amp_exec* exec) {
+    const ampi_argument list[] = {
+        AMPI_ARG(x, AMPI_SAME, n),
+        AMPI_ARG(y, AMPI_OUT | AMPI_SAME, n)
+    };
     AMPI_TRY(ampi_check_activation(exec, f));
     AMPI_CHECK("activation", n, list);
     AMPI_COMPUTE_OP;
@@ -7817,24 +7857,19 @@ AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_d
 }
 
 /* Checks the operands, then multiplies dy by the slope in tiles. */
-AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp_dtype dyt,
-        const void* saved, amp_dtype st, void* dx, amp_dtype dxt, size_t n, const amp_exec* exec) {
+AMP_DEF amp_result amp_activation_backward(amp_activation f, amp_ref dy, amp_ref saved,
+        amp_ref dx, int accumulate, size_t n, const amp_exec* exec) {
+    const int same = accumulate & AMP_ACCUMULATE_INPUT ? AMPI_IN : AMPI_SAME;
     const ampi_argument list[] = {
-        AMPI_ARG(dy, dyt, AMPI_SAME, n), AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_SAME | AMPI_NULL, n),
-        AMPI_ARG(saved, st, AMPI_IN, n) };
+        AMPI_ARG(dy, same, n),
+        AMPI_ARG(dx, ampi_gradient_use(accumulate, AMP_ACCUMULATE_INPUT) | same, n),
+        AMPI_ARG(saved, AMPI_IN, n)
+    };
     AMPI_TRY(ampi_check_activation(exec, f));
     AMPI_CHECK("activation backward", n, list);
     AMPI_COMPUTE_OP;
     ampi_activation_run(AMPI_SLOPE + (int)f, list, n, exec);
     AMPI_DONE_OP;
-}
-
-/* Stores elements [i, i + n) of a result, at most AMPI_ROWS_TILE, from v; if `add`, v is
-   overwritten with the sum of both first. */
-AMPI_FN void ampi_store_added(const ampi_argument* y, size_t i, float* v, size_t n, int add) {
-    AMPI_ALIGNED float old[AMPI_ROWS_TILE];
-    if (add) ampi_elementwise(AMPI_ADD, v, ampi_view(y, i, n, old), v, 0.0f, ampi_padded(n));
-    ampi_store(y, i, v, n);
 }
 
 /* --- dropout, sum, concat --- */
@@ -7848,10 +7883,12 @@ AMPI_KERNEL(ampi_drop, (float* y, const float* x, const uint32_t* bits, float p,
 }
 
 /* Checks, then drops tile by tile; four random words come from one position of Philox. */
-AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype xt, void* y, amp_dtype yt,
-        size_t n, float p, uint64_t seed, uint64_t offset, const amp_exec* exec) {
-    const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_SAME, n),
-        AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, n) };
+AMP_DEF amp_result amp_dropout_forward(amp_ref x, amp_ref y, size_t n, float p, uint64_t seed,
+        uint64_t offset, const amp_exec* exec) {
+    const ampi_argument list[] = {
+        AMPI_ARG(x, AMPI_SAME, n),
+        AMPI_ARG(y, AMPI_OUT | AMPI_SAME, n)
+    };
     AMPI_CHECK("dropout", n, list);
     AMPI_REFUSE_OP(!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC,
         "dropout: probability %g is outside [0,1)", (double)p);
@@ -7871,11 +7908,13 @@ AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype xt, void* y, amp
     AMPI_DONE_OP;
 }
 
-AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype at, const void* b, amp_dtype bt,
-        void* y, amp_dtype yt, size_t n, const amp_exec* exec) {
+AMP_DEF amp_result amp_add_forward(amp_ref a, amp_ref b, amp_ref y, size_t n,
+        const amp_exec* exec) {
     const ampi_argument list[] = {
-        AMPI_ARG(a, at, AMPI_SAME, n), AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, n),
-            AMPI_ARG(b, bt, AMPI_SAME, n) };
+        AMPI_ARG(a, AMPI_SAME, n),
+        AMPI_ARG(y, AMPI_OUT | AMPI_SAME, n),
+        AMPI_ARG(b, AMPI_SAME, n)
+    };
     AMPI_CHECK("add", n, list);
     AMPI_COMPUTE_OP;
     ampi_elements(AMPI_ADD, 0.0f, list, n);
@@ -7892,43 +7931,45 @@ AMPI_FN amp_result ampi_check_columns(const amp_exec* exec, const char* op, size
 }
 
 /* Checks, then copies row by row. */
-AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype xt, size_t d, void* y, amp_dtype yt,
-        size_t d_total, size_t column, size_t rows, const amp_exec* exec) {
+AMP_DEF amp_result amp_concat_forward(amp_ref x, size_t d, amp_ref y, size_t d_total,
+        size_t column, size_t rows, const amp_exec* exec) {
     const int none = d == 0 ? AMPI_NULL : 0;
     const size_t n = ampi_area(rows, d_total);
-    const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_IN | none, rows * d),
-        AMPI_ARG(y, yt, AMPI_OUT | none, n) };
+    const ampi_argument list[] = {
+        AMPI_ARG(x, AMPI_IN | none, rows * d),
+        AMPI_ARG(y, AMPI_OUT | none, n)
+    };
     AMPI_CHECK("concat", n, list);
     AMPI_TRY(ampi_check_columns(exec, "concat", d, d_total, column));
     if (d == 0) return AMP_OK;
     AMPI_COMPUTE_OP;
     AMPI_PARALLEL_OVER(rows * d, for (int64_t i = 0; i < (int64_t)rows; i++)
-        amp_convert(ampi_mutable(ampi_at(y, yt, (size_t)i * d_total + column)), yt,
-            ampi_at(x, xt, (size_t)i * d), xt, d));
+        amp_convert(ampi_from(y, (size_t)i * d_total + column), ampi_from(x, (size_t)i * d), d));
     AMPI_DONE_OP;
 }
 
 /* Checks, then copies row by row, or adds in tiles. */
-AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype yt, size_t d_total, size_t column,
-        void* x, amp_dtype xt, size_t d, size_t rows, int accumulate, const amp_exec* exec) {
+AMP_DEF amp_result amp_concat_backward(amp_ref y, size_t d_total, size_t column, amp_ref x,
+        size_t d, size_t rows, int accumulate, const amp_exec* exec) {
     const int none = d == 0 ? AMPI_NULL : 0;
     const size_t n = ampi_area(rows, d_total);
-    const ampi_argument list[] = { AMPI_ARG(y, yt, AMPI_IN | none, n),
-        AMPI_ARG(x, xt, AMPI_OUT | none, rows * d) };
+    const int adds = accumulate & AMP_ACCUMULATE_INPUT;
+    const ampi_argument list[] = {
+        AMPI_ARG(y, AMPI_IN | none, n),
+        AMPI_ARG(x, AMPI_OUT | none | (adds ? AMPI_ADDS : 0), rows * d)
+    };
     AMPI_CHECK("concat backward", n, list);
     AMPI_TRY(ampi_check_columns(exec, "concat backward", d, d_total, column));
     if (d == 0) return AMP_OK;
     AMPI_COMPUTE_OP;
     AMPI_PARALLEL_OVER(rows * d, for (int64_t row = 0; row < (int64_t)rows; row++) {
         const size_t from = (size_t)row * d_total + column, to = (size_t)row * d;
-        AMPI_ALIGNED float tile[AMPI_TILE];
-        size_t i, count;
-        if (!accumulate)
-            amp_convert(ampi_mutable(ampi_at(x, xt, to)), xt, ampi_at(y, yt, from), yt, d);
-        for (i = 0; accumulate && (count = ampi_tile_size(d, i)) > 0; i += count) {
-            ampi_load_f32(tile, y, yt, from + i, count);
-            memset(tile + count, 0, (ampi_padded(count) - count) * sizeof *tile);
-            ampi_store_added(&list[AMPI_ARG_Y], to + i, tile, count, 1);
+        float tile[AMPI_TILE];
+        size_t count;
+        if (!adds) amp_convert(ampi_from(x, to), ampi_from(y, from), d);
+        for (size_t i = 0; adds && (count = ampi_tile_size(d, i)) > 0; i += count) {
+            ampi_load_f32(tile, y.data, y.dtype, from + i, count);
+            ampi_store(&list[AMPI_ARG_Y], to + i, tile, count);
         }
     });
     AMPI_DONE_OP;
@@ -8198,10 +8239,15 @@ typedef struct ampi_rows {
     const ampi_argument* list;
     size_t rows, d;
     double eps;             /* of layer norm */
-    int add, add_params;    /* dx, and parameters' gradients, add to what is there */
-    const int32_t* labels;  /* of a loss; NULL: softmax alone */
+    size_t ld;              /* elements from a row to the next */
+    const int32_t *labels, *ignored;  /* of a loss; NULL: softmax alone, no label ignored */
     float smoothing, factor;
 } ampi_rows;
+
+/* Has a row of a loss the label that is ignored? */
+AMPI_INLINE int ampi_is_ignored(const ampi_rows* f, size_t row) {
+    return f->ignored && f->labels[row] == *f->ignored;
+}
 
 /* Rows of a call without parameters, losses or accumulation. */
 AMPI_FN ampi_rows ampi_rows_of(const ampi_argument* list, size_t rows, size_t d) {
@@ -8209,15 +8255,20 @@ AMPI_FN ampi_rows ampi_rows_of(const ampi_argument* list, size_t rows, size_t d)
     AMPI_CLEAR(f);
     f.list = list;
     f.rows = rows;
-    f.d = d;
+    f.d = f.ld = d;
     return f;
 }
 
 /* Work on rows [row, row + rows), which fit a tile or are one row; and on all rows. */
 typedef void (*ampi_rows_work)(const ampi_rows* f, size_t row, size_t rows);
-/* Runs `work` over all rows, as many at a time as a tile holds. */
+/* Rows worked on at a time: as many as a tile holds, or one if they are apart. */
+AMPI_FN size_t ampi_row_step(const ampi_rows* f) {
+    return f->ld == f->d ? ampi_rows_of_tile(f->d) : 1;
+}
+
+/* Runs `work` over all rows, some at a time. */
 AMPI_FN void ampi_rows_all(ampi_rows_work work, const ampi_rows* f) {
-    const int64_t step = (int64_t)ampi_rows_of_tile(f->d), n = (int64_t)f->rows;
+    const int64_t step = (int64_t)ampi_row_step(f), n = (int64_t)f->rows;
     AMPI_PARALLEL_OVER(f->rows * f->d, for (int64_t i = 0; i < n; i += step)
         work(f, (size_t)i, ampi_min_size(f->rows - (size_t)i, (size_t)step)));
 }
@@ -8231,27 +8282,26 @@ AMPI_FN void ampi_sum_operand(ampi_terms terms, ampi_row_sums* s, ampi_reader* y
 }
 
 /* A result, if any, from n <= AMPI_TILE sums. */
-AMPI_FN void ampi_store_sums(const ampi_argument* y, size_t i, const double* sums, size_t n,
-        int add) {
+AMPI_FN void ampi_store_sums(const ampi_argument* y, size_t i, const double* sums, size_t n) {
     float v[AMPI_TILE];
     if (!y->data) return;
-    for (size_t l = 0; l < ampi_padded(n); l++) v[l] = l < n ? (float)sums[l] : 0.0f;
-    ampi_store_added(y, i, v, n, add);
+    for (size_t l = 0; l < n; l++) v[l] = (float)sums[l];
+    ampi_store(y, i, v, n);
 }
 
-/* Writes dx if q->a is set, else y, of rows of d elements from element `at` on; adds to what is
-   there if `add`. gamma and beta are of columns, or NULL. */
+/* Writes dx if q->a is set, else y, of rows of d elements from element `at` on. gamma and beta are
+   of columns, or NULL. */
 AMPI_FN void ampi_norm_apply(ampi_row_args* q, ampi_reader* dy, ampi_reader* x, ampi_reader* gamma,
-        ampi_reader* beta, const ampi_argument* y, size_t at, size_t rows, size_t d, int add) {
+        ampi_reader* beta, const ampi_argument* y, size_t at, size_t rows, size_t d) {
     AMPI_ALIGNED float tile[AMPI_ROWS_TILE];
     for (size_t n, i = 0; (n = ampi_part_size(d, i)) > 0; i += n, at += n) {
         const float* v = ampi_read(x, at, rows * n, n);
-        float* to = add ? tile : ampi_open(y, at, n, tile);
+        float* to = ampi_open(y, at, n, tile);
         if (gamma) q->gamma = ampi_read(gamma, i, n, n);
         if (beta) q->beta = ampi_read(beta, i, n, n);
         if (q->a) ampi_rows_each(AMPI_NORM_DX, q, to, ampi_read(dy, at, rows * n, n), v, rows, n);
         else ampi_rows_each(AMPI_NORM, q, to, NULL, v, rows, n);
-        ampi_store_added(y, at, to, rows * n, add);
+        ampi_store(y, at, to, rows * n);
     }
 }
 
@@ -8304,7 +8354,7 @@ typedef struct ampi_bn {
     ampi_bn_plan p;
     const ampi_argument* list;
     float *running_mean, *running_var;
-    int training, frozen, add, add_params;  /* add, add_params: see ampi_rows */
+    int training, frozen;
 } ampi_bn;
 /* Channels [first, first + width), and what their columns or rows of elements have. */
 typedef struct ampi_bn_group {
@@ -8470,7 +8520,7 @@ AMPI_FN void ampi_bn_apply(const ampi_bn* f, ampi_row_args* q, const ampi_bn_gro
     for (size_t image = 0; image < p->n; image++)
         ampi_norm_apply(q, &dy, &x, NULL, NULL, &f->list[AMPI_ARG_Y],
             (image * p->channels + g->first) * p->spatial, columns ? 1 : g->width,
-            columns ? g->width : p->spatial, f->add);
+            columns ? g->width : p->spatial);
 }
 
 /* The forward pass of one group of channels: statistics, then the result. */
@@ -8488,10 +8538,9 @@ AMPI_FN void ampi_bn_forward_group(const ampi_bn* f, size_t group) {
 }
 
 /* Checks shape and operands, then runs group by group. */
-AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int training,
-        const void* x, amp_dtype xt, const void* gamma, const void* beta, amp_dtype pt,
-        float* running_mean, float* running_var, float* save_mean, float* save_invstd, void* y,
-        amp_dtype yt, const amp_exec* exec) {
+AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int training, amp_ref x,
+        amp_ref gamma, amp_ref beta, float* running_mean, float* running_var, float* save_mean,
+        float* save_invstd, amp_ref y, const amp_exec* exec) {
     ampi_bn_plan p;
     AMPI_TRY(ampi_bn_plan_make(s, training, &p, ampi_exec_logger(exec)));
     training = ampi_bn_trains(s, training);
@@ -8499,13 +8548,16 @@ AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int tra
     const int running = training ? AMPI_OUT | AMPI_NULL : AMPI_IN, saved = training ? AMPI_OUT
         : AMPI_OUT | AMPI_NULL;
     const ampi_argument list[] = {
-        AMPI_ARG(x, xt, AMPI_IN, n), AMPI_ARG(y, yt, AMPI_OUT, n),
-            AMPI_ARG(beta, pt, AMPI_NULL, p.channels),
-        AMPI_ARG(gamma, pt, AMPI_NULL, p.channels), AMPI_ARG(save_mean, AMP_F32, saved, p.channels),
-        AMPI_ARG(save_invstd, AMP_F32, saved, p.channels),
-            AMPI_ARG(running_mean, AMP_F32, running, p.channels),
-        AMPI_ARG(running_var, AMP_F32, running, p.channels) };
-    const ampi_bn f = { p, list, running_mean, running_var, training, 0, 0, 0 };
+        AMPI_ARG(x, AMPI_IN, n),
+        AMPI_ARG(y, AMPI_OUT, n),
+        AMPI_ARG(beta, AMPI_NULL, p.channels),
+        AMPI_ARG(gamma, AMPI_NULL, p.channels),
+        AMPI_ARG_F32(save_mean, saved, p.channels),
+        AMPI_ARG_F32(save_invstd, saved, p.channels),
+        AMPI_ARG_F32(running_mean, running, p.channels),
+        AMPI_ARG_F32(running_var, running, p.channels)
+    };
+    const ampi_bn f = { p, list, running_mean, running_var, training, 0 };
     AMPI_CHECK("batch norm", n, list);
     AMPI_COMPUTE_OP;
     AMPI_PARALLEL_OVER(n, for (int64_t i = 0; i < (int64_t)p.groups; i++) ampi_bn_forward_group(&f,
@@ -8536,29 +8588,30 @@ AMPI_FN void ampi_bn_backward_group(const ampi_bn* f, size_t group) {
         g.b[c] = (float)(g.dot[c] * (double)g.scale[c] / values);
         g.scale[c] *= g.gamma[c];
     }
-    ampi_store_sums(dgamma, g.first, g.dot, g.width, f->add_params);
-    ampi_store_sums(dbeta, g.first, g.sum, g.width, f->add_params);
+    ampi_store_sums(dgamma, g.first, g.dot, g.width);
+    ampi_store_sums(dbeta, g.first, g.sum, g.width);
     if (f->frozen) q.mean = q.a = NULL;
     if (f->list[AMPI_ARG_Y].data) ampi_bn_apply(f, &q, &g, f->frozen ? AMPI_ARG_DY : AMPI_ARG_X);
 }
 
 /* Checks shape and operands, then runs group by group. */
-AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy,
-        amp_dtype dyt, const void* x, amp_dtype xt, const void* gamma, amp_dtype pt,
-        const float* save_mean, const float* save_invstd, void* dx, amp_dtype dxt, void* dgamma,
-        void* dbeta, amp_dtype dpt, int accumulate, const amp_exec* exec) {
+AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, amp_ref dy, amp_ref x,
+        amp_ref gamma, const float* save_mean, const float* save_invstd, amp_ref dx,
+        amp_ref dgamma, amp_ref dbeta, int accumulate, const amp_exec* exec) {
     ampi_bn_plan p;
     AMPI_TRY(ampi_bn_plan_make(s, 1, &p, ampi_exec_logger(exec)));
     const size_t n = ampi_area(ampi_area(p.n, p.channels), p.spatial);
     const ampi_argument list[] = {
-        AMPI_ARG(x, xt, AMPI_IN, n), AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_SAME | AMPI_NULL, n),
-        AMPI_ARG(dy, dyt, AMPI_SAME, n), AMPI_ARG(gamma, pt, AMPI_NULL, p.channels),
-        AMPI_ARG(save_mean, AMP_F32, AMPI_IN, p.channels),
-            AMPI_ARG(save_invstd, AMP_F32, AMPI_IN, p.channels),
-        AMPI_ARG(dgamma, dpt, AMPI_OUT | AMPI_NULL, p.channels),
-        AMPI_ARG(dbeta, dpt, AMPI_OUT | AMPI_NULL, p.channels) };
-    const ampi_bn f = { p, list, NULL, NULL, 1, s->frozen != 0, ampi_adds_input(accumulate),
-                        ampi_adds_params(accumulate) };
+        AMPI_ARG(x, AMPI_IN, n),
+        AMPI_ARG(dx, AMPI_SAME | ampi_gradient_use(accumulate, AMP_ACCUMULATE_INPUT), n),
+        AMPI_ARG(dy, AMPI_SAME, n),
+        AMPI_ARG(gamma, AMPI_NULL, p.channels),
+        AMPI_ARG_F32(save_mean, AMPI_IN, p.channels),
+        AMPI_ARG_F32(save_invstd, AMPI_IN, p.channels),
+        AMPI_ARG(dgamma, ampi_gradient_use(accumulate, AMP_ACCUMULATE_PARAMS), p.channels),
+        AMPI_ARG(dbeta, ampi_gradient_use(accumulate, AMP_ACCUMULATE_PARAMS), p.channels)
+    };
+    const ampi_bn f = { p, list, NULL, NULL, 1, s->frozen != 0 };
     AMPI_CHECK("batch norm backward", n, list);
     AMPI_COMPUTE_OP;
     AMPI_PARALLEL_OVER(n,
@@ -8568,48 +8621,63 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
 
 /* --- layer norm --- */
 
-/* Layer norm of `rows` rows from `row` on: mean, variance about it, then the result. */
+/* Refuses rows of no elements and an eps that is not above 0; sets f's. */
+AMPI_FN amp_result ampi_ln_check(const amp_exec* exec, const char* op, ampi_rows* f, float eps) {
+    AMPI_REFUSE_OP(f->d < 1, AMP_ERR_SHAPE, "%s: rows of no elements have no mean", op);
+    eps = ampi_is_zero(&eps) ? 1e-5f : eps;
+    AMPI_REFUSE_OP(!ampi_has_finite_bits(&eps) || eps <= 0.0f, AMP_ERR_DESC,
+        "%s: eps %g must be greater than 0 and finite", op, (double)eps);
+    f->eps = (double)eps;
+    return AMP_OK;
+}
+
+/* The means of `rows` rows from `row` on, and 1/sqrt(variance + eps), the variance about them. */
+AMPI_FN void ampi_ln_statistics(const ampi_rows* f, ampi_reader* x, size_t row, size_t rows,
+        float* mean, float* invstd) {
+    ampi_row_sums s;
+    size_t r;
+    ampi_sum_operand(AMPI_SUM, &s, x, x, row * f->d, rows, f->d);
+    for (r = 0; r < rows; r++) s.sum[r] /= (double)f->d;
+    ampi_sum_operand(AMPI_DISTANCES, &s, x, x, row * f->d, rows, f->d);
+    for (r = 0; r < rows; r++) {
+        mean[r] = (float)s.sum[r];
+        invstd[r] = (float)(1.0 / sqrt(s.dot[r] / (double)f->d + f->eps));
+    }
+}
+
+/* Layer norm of `rows` rows from `row` on: statistics, then the result. */
 AMPI_FN void ampi_ln_forward_rows(const ampi_rows* f, size_t row, size_t rows) {
     float mean[AMPI_ROWS], invstd[AMPI_ROWS];
     ampi_row_args q = ampi_no_row_args();
-    ampi_row_sums s;
-    size_t r;
     AMPI_OPEN_READER(x, AMPI_ARG_X);
     AMPI_OPEN_READER(gamma, AMPI_ARG_GAMMA);
     AMPI_OPEN_READER(beta, AMPI_ARG_BETA);
     q.mean = mean;
     q.scale = invstd;
     q.params_by_column = 1;
-    ampi_sum_operand(AMPI_SUM, &s, &x, &x, row * f->d, rows, f->d);
-    for (r = 0; r < rows; r++) s.sum[r] /= (double)f->d;
-    ampi_sum_operand(AMPI_DISTANCES, &s, &x, &x, row * f->d, rows, f->d);
-    for (r = 0; r < rows; r++) {
-        mean[r] = (float)s.sum[r];
-        invstd[r] = (float)(1.0 / sqrt(s.dot[r] / (double)f->d + f->eps));
-    }
-    ampi_norm_apply(&q, NULL, &x, &gamma, &beta, &f->list[AMPI_ARG_Y], row * f->d, rows, f->d, 0);
+    ampi_ln_statistics(f, &x, row, rows, mean, invstd);
+    ampi_norm_apply(&q, NULL, &x, &gamma, &beta, &f->list[AMPI_ARG_Y], row * f->d, rows, f->d);
     ampi_store(&f->list[AMPI_ARG_MEAN], row, mean, rows);
     ampi_store(&f->list[AMPI_ARG_INVSTD], row, invstd, rows);
 }
 
 /* Checks the operands, then runs tile by tile of rows. */
-AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype xt, const void* gamma,
-        const void* beta, amp_dtype pt, float eps, float* save_mean, float* save_invstd, void* y,
-        amp_dtype yt, size_t rows, size_t d, const amp_exec* exec) {
+AMP_DEF amp_result amp_layer_norm_forward(amp_ref x, amp_ref gamma, amp_ref beta, float eps,
+        float* save_mean, float* save_invstd, amp_ref y, size_t rows, size_t d,
+        const amp_exec* exec) {
     const size_t all = ampi_area(rows, d);
     const ampi_argument list[] = {
-        AMPI_ARG(x, xt, AMPI_IN, all), AMPI_ARG(y, yt, AMPI_OUT, all),
-            AMPI_ARG(beta, pt, AMPI_NULL, d),
-        AMPI_ARG(gamma, pt, AMPI_NULL, d), AMPI_ARG(save_mean, AMP_F32, AMPI_OUT | AMPI_NULL, rows),
-        AMPI_ARG(save_invstd, AMP_F32, AMPI_OUT | AMPI_NULL, rows) };
+        AMPI_ARG(x, AMPI_IN, all),
+        AMPI_ARG(y, AMPI_OUT, all),
+        AMPI_ARG(beta, AMPI_NULL, d),
+        AMPI_ARG(gamma, AMPI_NULL, d),
+        AMPI_ARG_F32(save_mean, AMPI_OUT | AMPI_NULL, rows),
+        AMPI_ARG_F32(save_invstd, AMPI_OUT | AMPI_NULL, rows)
+    };
     ampi_rows f = ampi_rows_of(list, rows, d);
     AMPI_CHECK("layer norm", all, list);
-    AMPI_REFUSE_OP(d < 1, AMP_ERR_SHAPE, "layer norm: rows of no elements have no mean");
-    eps = ampi_is_zero(&eps) ? 1e-5f : eps;
-    AMPI_REFUSE_OP(!ampi_has_finite_bits(&eps) || eps <= 0.0f, AMP_ERR_DESC,
-        "layer norm: eps %g must be greater than 0 and finite", (double)eps);
+    AMPI_TRY(ampi_ln_check(exec, "layer norm", &f, eps));
     AMPI_COMPUTE_OP;
-    f.eps = (double)eps;
     ampi_rows_all(ampi_ln_forward_rows, &f);
     AMPI_DONE_OP;
 }
@@ -8621,7 +8689,8 @@ AMPI_FN void ampi_ln_backward_rows(const ampi_rows* f, size_t row, size_t past, 
         size_t width, double* sums, int with_dx) {
     const float* mean = (const float*)f->list[AMPI_ARG_MEAN].data;
     const float* invstd = (const float*)f->list[AMPI_ARG_INVSTD].data;
-    float a[AMPI_ROWS], b[AMPI_ROWS];
+    const int saved = mean && invstd;
+    float own_mean[AMPI_ROWS], own_invstd[AMPI_ROWS], a[AMPI_ROWS], b[AMPI_ROWS];
     ampi_row_sums s;
     size_t i, r, n, rows;
     AMPI_OPEN_READER(dy, AMPI_ARG_DY);
@@ -8629,12 +8698,13 @@ AMPI_FN void ampi_ln_backward_rows(const ampi_rows* f, size_t row, size_t past, 
     AMPI_OPEN_READER(gamma, AMPI_ARG_GAMMA);
     for (; row < past; row += rows) {
         ampi_row_args q = ampi_no_row_args();
-        q.mean = mean + row;
-        q.scale = invstd + row;
+        rows = ampi_min_size(past - row, ampi_rows_of_tile(f->d));
+        if (!saved) ampi_ln_statistics(f, &x, row, rows, own_mean, own_invstd);
+        q.mean = saved ? mean + row : own_mean;
+        q.scale = saved ? invstd + row : own_invstd;
         q.a = a;
         q.b = b;
         q.params_by_column = 1;
-        rows = ampi_min_size(past - row, ampi_rows_of_tile(f->d));
         for (i = 0; (n = ampi_part_size(width, i)) > 0; i += n) {
             const size_t at = row * f->d + start + i;
             const float *g = ampi_read(&dy, at, rows * n, n), *v = ampi_read(&x, at, rows * n, n);
@@ -8647,10 +8717,10 @@ AMPI_FN void ampi_ln_backward_rows(const ampi_rows* f, size_t row, size_t past, 
         if (with_dx) {
             for (r = 0; r < rows; r++) {
                 a[r] = (float)(s.sum[r] / (double)f->d);
-                b[r] = (float)(s.dot[r] * (double)invstd[row + r] / (double)f->d);
+                b[r] = (float)(s.dot[r] * (double)q.scale[r] / (double)f->d);
             }
             ampi_norm_apply(&q, &dy, &x, &gamma, NULL, &f->list[AMPI_ARG_Y], row * f->d, rows,
-                f->d, f->add);
+                f->d);
         }
     }
 }
@@ -8662,6 +8732,7 @@ AMPI_FN void ampi_ln_dx_rows(const ampi_rows* f, size_t row, size_t rows) {
 /* Rows of a part. A column's sum adds its parts' sums in order, so threads can share parts. These
    are few, as adding their sums is not shared. */
 AMPI_FN size_t ampi_ln_part_rows(size_t rows) { return ampi_round_up(ampi_div_up(rows, 32), 64); }
+
 /* How many parts of rows are summed at a time: one for each thread. */
 AMPI_FN size_t ampi_ln_parts_at_once(size_t rows, size_t d) {
     return rows * d < AMPI_PARALLEL_MIN ? 1 : ampi_min_size(ampi_threads(),
@@ -8697,43 +8768,42 @@ AMPI_FN void ampi_ln_params(const ampi_rows* f, size_t start, size_t n, double* 
             part, with_dx),
         for (size_t l = 0; l < width; l++) sums[l] += part[l]);
     for (k = 0; (m = ampi_tile_size(n, k)) > 0; k += m) {
-        ampi_store_sums(&f->list[AMPI_ARG_DGAMMA], start + k, sums + k, m, f->add_params);
-        ampi_store_sums(&f->list[AMPI_ARG_DBETA], start + k, sums + width / 2 + k, m,
-            f->add_params);
+        ampi_store_sums(&f->list[AMPI_ARG_DGAMMA], start + k, sums + k, m);
+        ampi_store_sums(&f->list[AMPI_ARG_DBETA], start + k, sums + width / 2 + k, m);
     }
 }
 
 /* Checks the operands, then computes dx by rows, dgamma and dbeta by columns. */
-AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dyt, const void* x,
-        amp_dtype xt, const void* gamma, amp_dtype pt, const float* save_mean,
-        const float* save_invstd, void* dx, amp_dtype dxt, void* dgamma, void* dbeta,
-        amp_dtype dpt, int accumulate, size_t rows, size_t d, const amp_exec* exec) {
+AMP_DEF amp_result amp_layer_norm_backward(amp_ref dy, amp_ref x, amp_ref gamma, float eps,
+        const float* save_mean, const float* save_invstd, amp_ref dx, amp_ref dgamma,
+        amp_ref dbeta, int accumulate, size_t rows, size_t d, const amp_exec* exec) {
     const size_t all = ampi_area(rows, d);
     const ampi_argument list[] = {
-        AMPI_ARG(x, xt, AMPI_IN, all), AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_NULL, all),
-            AMPI_ARG(dy, dyt, AMPI_IN, all),
-        AMPI_ARG(gamma, pt, AMPI_NULL, d), AMPI_ARG(save_mean, AMP_F32, AMPI_IN, rows),
-        AMPI_ARG(save_invstd, AMP_F32, AMPI_IN, rows), AMPI_ARG(dgamma, dpt, AMPI_OUT | AMPI_NULL,
-            d),
-        AMPI_ARG(dbeta, dpt, AMPI_OUT | AMPI_NULL, d) };
+        AMPI_ARG(x, AMPI_IN, all),
+        AMPI_ARG(dx, ampi_gradient_use(accumulate, AMP_ACCUMULATE_INPUT), all),
+        AMPI_ARG(dy, AMPI_IN, all),
+        AMPI_ARG(gamma, AMPI_NULL, d),
+        AMPI_ARG_F32(save_mean, AMPI_NULL, rows),
+        AMPI_ARG_F32(save_invstd, AMPI_NULL, rows),
+        AMPI_ARG(dgamma, ampi_gradient_use(accumulate, AMP_ACCUMULATE_PARAMS), d),
+        AMPI_ARG(dbeta, ampi_gradient_use(accumulate, AMP_ACCUMULATE_PARAMS), d)
+    };
     ampi_rows f = ampi_rows_of(list, rows, d);
     const size_t bytes = amp_layer_norm_workspace(rows, d);
     const int fits = bytes > 0 && exec && exec->workspace && exec->workspace_size >= bytes;
     double* room = fits ? (double*)(void*)ampi_align64(exec->workspace) : NULL;
     /* whose sums there is room for */
     const size_t columns = room ? d : ampi_min_size(d, AMPI_TILE);
-    const int sums = dgamma || dbeta, with_dx = dx && columns == d;
-    f.add = ampi_adds_input(accumulate);
-    f.add_params = ampi_adds_params(accumulate);
+    const int sums = dgamma.data || dbeta.data, with_dx = dx.data && columns == d;
     AMPI_CHECK("layer norm backward", all, list);
-    AMPI_REFUSE_OP(d < 1, AMP_ERR_SHAPE, "layer norm backward: rows of no elements have no mean");
-    if (rows == 0 && f.add_params) return AMP_OK;
+    AMPI_TRY(ampi_ln_check(exec, "layer norm backward", &f, eps));
+    if (rows == 0 && accumulate & AMP_ACCUMULATE_PARAMS) return AMP_OK;
     AMPI_COMPUTE_OP;
     if (sums) {
         for (size_t start = 0; start < d; start += columns)
             ampi_ln_params(&f, start, ampi_min_size(d - start, columns), room, with_dx);
     }
-    if (dx && !(sums && with_dx)) ampi_rows_all(ampi_ln_dx_rows, &f);
+    if (dx.data && !(sums && with_dx)) ampi_rows_all(ampi_ln_dx_rows, &f);
     AMPI_DONE_OP;
 }
 
@@ -8792,17 +8862,18 @@ AMPI_FN void ampi_softmax_rows(const ampi_rows* f, size_t row, size_t rows) {
     q.scale = inverse;
     q.base = base;
     q.factor = f->factor;
-    ampi_softmax_measure(&x, row * f->d, rows, f->d, max, &s, e);
+    ampi_softmax_measure(&x, row * f->ld, rows, f->d, max, &s, e);
     for (r = 0; r < rows; r++) inverse[r] = 1.0f / (float)s.sum[r];
     for (i = 0; (n = ampi_part_size(f->d, i)) > 0; i += n) {
-        const size_t at = row * f->d + i;
+        const size_t at = row * f->ld + i;
         float* y = ampi_open(&f->list[AMPI_ARG_Y], at, n, tile);
         if (f->d > AMPI_PART) ampi_rows_each(AMPI_EXP, &q, e, NULL, ampi_read(&x, at, n, n), 1, n);
         ampi_rows_each(AMPI_DIVIDE, &q, y, NULL, e, rows, n);
         if (f->labels) {
             for (r = 0; r < rows; r++) {
                 const size_t label = (size_t)f->labels[row + r] - i, k = r * n + label;
-                if (label < n)
+                if (ampi_is_ignored(f, row + r)) memset(y + r * n, 0, n * sizeof *y);
+                else if (label < n)
                     y[k] = ampi_fma(AMPI_FMA_NATIVE, e[k], inverse[r], -target) * f->factor;
             }
         }
@@ -8811,11 +8882,13 @@ AMPI_FN void ampi_softmax_rows(const ampi_rows* f, size_t row, size_t rows) {
 }
 
 /* Checks the operands, then runs tile by tile of rows. */
-AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype xt, void* y, amp_dtype yt,
-        size_t rows, size_t d, const amp_exec* exec) {
+AMP_DEF amp_result amp_softmax_forward(amp_ref x, amp_ref y, size_t rows, size_t d,
+        const amp_exec* exec) {
     const size_t all = ampi_area(rows, d);
-    const ampi_argument list[] = { AMPI_ARG(x, xt, AMPI_SAME, all),
-        AMPI_ARG(y, yt, AMPI_OUT | AMPI_SAME, all) };
+    const ampi_argument list[] = {
+        AMPI_ARG(x, AMPI_SAME, all),
+        AMPI_ARG(y, AMPI_OUT | AMPI_SAME, all)
+    };
     ampi_rows f = ampi_rows_of(list, rows, d);
     f.factor = 1.0f;
     AMPI_CHECK("softmax", all, list);
@@ -8846,16 +8919,18 @@ AMPI_FN void ampi_softmax_back_rows(const ampi_rows* f, size_t row, size_t rows)
 }
 
 /* Checks the operands, then runs tile by tile of rows. */
-AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dyt, const void* y, amp_dtype yt,
-        void* dx, amp_dtype dxt, size_t rows, size_t d, const amp_exec* exec) {
+AMP_DEF amp_result amp_softmax_backward(amp_ref dy, amp_ref y, amp_ref dx, int accumulate,
+        size_t rows, size_t d, const amp_exec* exec) {
     const size_t all = ampi_area(rows, d);
     const ampi_argument list[] = {
-        AMPI_ARG(y, yt, AMPI_IN, all), AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_NULL, all),
-            AMPI_ARG(dy, dyt, AMPI_IN, all) };
+        AMPI_ARG(y, AMPI_IN, all),
+        AMPI_ARG(dx, ampi_gradient_use(accumulate, AMP_ACCUMULATE_INPUT), all),
+        AMPI_ARG(dy, AMPI_IN, all)
+    };
     const ampi_rows f = ampi_rows_of(list, rows, d);
     AMPI_CHECK("softmax backward", all, list);
     AMPI_COMPUTE_OP;
-    if (dx && d > 0) ampi_rows_all(ampi_softmax_back_rows, &f);
+    if (dx.data && d > 0) ampi_rows_all(ampi_softmax_back_rows, &f);
     AMPI_DONE_OP;
 }
 
@@ -8876,19 +8951,34 @@ AMPI_FN amp_result ampi_check_mean(const amp_exec* exec, const char* op, size_t 
     return AMP_OK;
 }
 
-/* Refuses sizes, a smoothing or labels of a cross-entropy that are out of range. */
-AMPI_FN amp_result ampi_check_labels(const amp_exec* exec, const int32_t* labels, float smoothing,
-        size_t n, size_t classes) {
-    AMPI_REFUSE_OP(n < 1 || classes < 1 || classes > INT32_MAX, AMP_ERR_SHAPE,
-        "softmax cross-entropy: %lld rows of %lld classes need sizes of 1 to 2^31-1", ampi_shown(n),
+/* Rows of a cross-entropy, of which `used` count. Refuses sizes, a desc or labels that are out of
+   range. */
+AMPI_FN amp_result ampi_cross_entropy_init(ampi_rows* f, const amp_exec* exec,
+        const int32_t* labels, const amp_cross_entropy_desc* desc, size_t* used) {
+    const size_t classes = f->d;
+    AMPI_REFUSE_OP(f->rows < 1 || classes < 1 || classes > INT32_MAX, AMP_ERR_SHAPE,
+        "softmax cross-entropy: %lld rows of %lld classes need sizes of 1 to 2^31-1",
+        ampi_shown(f->rows), ampi_shown(classes));
+    if (desc) {
+        f->smoothing = desc->smoothing;
+        f->ignored = desc->ignored;
+    }
+    AMPI_REFUSE_OP(!ampi_in_range(&f->smoothing, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC,
+        "softmax cross-entropy: smoothing %g is outside [0,1)", (double)f->smoothing);
+    AMPI_REFUSE_OP(f->ld < classes, AMP_ERR_ARGUMENT,
+        "softmax cross-entropy: ld is %lld, but a row has %lld classes", ampi_shown(f->ld),
         ampi_shown(classes));
-    AMPI_REFUSE_OP(!ampi_in_range(&smoothing, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC,
-        "softmax cross-entropy: smoothing %g is outside [0,1)", (double)smoothing);
     AMPI_REFUSE_OP(!labels, AMP_ERR_ARGUMENT, "softmax cross-entropy: labels is NULL");
-    for (size_t i = 0; i < n; i++)
+    f->labels = labels;
+    *used = 0;
+    for (size_t i = 0; i < f->rows; i++) {
+        if (ampi_is_ignored(f, i)) continue;
         AMPI_REFUSE_OP(labels[i] < 0 || (size_t)labels[i] >= classes, AMP_ERR_ARGUMENT,
             "softmax cross-entropy: label %d at row %llu is outside 0..%llu", (int)labels[i],
             (ampi_ull)i, (ampi_ull)(classes - 1));
+        ++*used;
+    }
+    if (*used == 0) *used = 1;
     return AMP_OK;
 }
 
@@ -8897,7 +8987,7 @@ AMPI_FN amp_result ampi_check_labels(const amp_exec* exec, const int32_t* labels
 AMPI_FN void ampi_cross_entropy_rows(const ampi_rows* f, size_t row, size_t rows, float* loss) {
     AMPI_ALIGNED float e[AMPI_ROWS_TILE];
     float max[AMPI_ROWS], sum[AMPI_ROWS], z[AMPI_ROWS];
-    const size_t at = row * f->d, padded = ampi_padded(rows);
+    const size_t at = row * f->ld, padded = ampi_padded(rows);
     ampi_row_sums s;
     size_t r;
     AMPI_OPEN_READER(x, AMPI_ARG_X);
@@ -8905,7 +8995,7 @@ AMPI_FN void ampi_cross_entropy_rows(const ampi_rows* f, size_t row, size_t rows
     for (r = 0; r < padded; r++) sum[r] = r < rows ? (float)s.sum[r] : 0.0f;
     if (f->smoothing > 0.0f) ampi_sum_operand(AMPI_SUM, &s, &x, &x, at, rows, f->d);
     for (r = 0; r < rows; r++) {
-        const size_t label = (size_t)f->labels[row + r];
+        const size_t label = ampi_is_ignored(f, row + r) ? 0 : (size_t)f->labels[row + r];
         if (f->d > AMPI_PART) ampi_load_f32(&z[r], x.v->data, x.v->dtype, at + label, 1);
         else z[r] = x.floats[r * f->d + label];
         z[r] -= max[r];
@@ -8920,7 +9010,7 @@ AMPI_FN void ampi_cross_entropy_rows(const ampi_rows* f, size_t row, size_t rows
 /* Parts [first, last): the sums of their rows' losses. */
 AMPI_FN void ampi_cross_entropy_parts(const ampi_rows* f, double* parts, int64_t first,
         int64_t last) {
-    const size_t end = ampi_part_start(f->rows, last), step = ampi_rows_of_tile(f->d);
+    const size_t end = ampi_part_start(f->rows, last), step = ampi_row_step(f);
     size_t row, count, r;
     float loss[AMPI_ROWS];
     memset(parts + first, 0, (size_t)(last - first) * sizeof *parts);
@@ -8929,58 +9019,71 @@ AMPI_FN void ampi_cross_entropy_parts(const ampi_rows* f, double* parts, int64_t
         ampi_cross_entropy_rows(f, row, count, loss);
         for (r = 0; r < count; r++) {
             while (row + r >= ampi_part_start(f->rows, first + 1)) first++;
-            parts[first] += (double)loss[r];
+            if (!ampi_is_ignored(f, row + r)) parts[first] += (double)loss[r];
         }
     }
 }
 
+/* Elements from the first to the last of n rows, ld apart: those of a desc, or packed. */
+AMPI_FN size_t ampi_cross_entropy_span(const amp_cross_entropy_desc* desc, size_t n,
+        size_t classes, size_t* ld) {
+    *ld = desc && desc->ld ? desc->ld : classes;
+    return n == 0 ? 0 : ampi_area(n - 1, *ld) == SIZE_MAX ? SIZE_MAX : (n - 1) * *ld + classes;
+}
+
 /* Checks, then sums the rows' losses in AMPI_PARTS parts. */
-AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dtype xt,
-        const int32_t* labels, float smoothing, float* loss, size_t n, size_t classes,
+AMP_DEF amp_result amp_softmax_cross_entropy_forward(amp_ref logits, const int32_t* labels,
+        const amp_cross_entropy_desc* desc, float* loss, size_t n, size_t classes,
         const amp_exec* exec) {
-    const size_t all = ampi_area(n, classes);
-    const ampi_argument list[] = { AMPI_ARG(logits, xt, AMPI_IN, all),
-        AMPI_ARG(loss, AMP_F32, AMPI_OUT, 1) };
+    size_t ld, used;
+    const size_t all = ampi_cross_entropy_span(desc, n, classes, &ld);
+    const ampi_argument list[] = {
+        AMPI_ARG(logits, AMPI_IN, all),
+        AMPI_ARG_F32(loss, AMPI_OUT, 1)
+    };
     /* parts a call sums: a tile may span these */
     const int64_t some = all < AMPI_PARALLEL_MIN ? AMPI_PARTS : 1;
     double parts[AMPI_PARTS];
     ampi_rows f = ampi_rows_of(list, n, classes);
-    f.labels = labels;
-    f.smoothing = smoothing;
+    f.ld = ld;
     AMPI_CHECK("softmax cross-entropy", all, list);
-    AMPI_TRY(ampi_check_labels(exec, labels, smoothing, n, classes));
+    AMPI_TRY(ampi_cross_entropy_init(&f, exec, labels, desc, &used));
     AMPI_COMPUTE_OP;
     AMPI_PARALLEL_OVER(all, for (int64_t i = 0; i < AMPI_PARTS; i += some)
         ampi_cross_entropy_parts(&f, parts, i, i + some));
-    ampi_store_mean(&list[AMPI_ARG_Y], parts, n);
+    ampi_store_mean(&list[AMPI_ARG_Y], parts, used);
     AMPI_DONE_OP;
 }
 
 /* Checks, then writes the gradient of each row. */
-AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dtype xt,
-        const int32_t* labels, float smoothing, const float* loss_scale, float weight,
-        void* dlogits, amp_dtype dxt, size_t n, size_t classes, const amp_exec* exec) {
-    const size_t all = ampi_area(n, classes);
+AMP_DEF amp_result amp_softmax_cross_entropy_backward(amp_ref logits, const int32_t* labels,
+        const amp_cross_entropy_desc* desc, const float* loss_scale, float weight,
+        amp_ref dlogits, size_t n, size_t classes, const amp_exec* exec) {
+    size_t ld, used;
+    const size_t all = ampi_cross_entropy_span(desc, n, classes, &ld);
     const ampi_argument list[] = {
-        AMPI_ARG(logits, xt, AMPI_IN, all), AMPI_ARG(dlogits, dxt, AMPI_OUT | AMPI_NULL, all) };
+        AMPI_ARG(logits, AMPI_IN, all),
+        AMPI_ARG(dlogits, AMPI_OUT | AMPI_NULL, all)
+    };
     ampi_rows f = ampi_rows_of(list, n, classes);
-    f.labels = labels;
-    f.smoothing = smoothing;
+    f.ld = ld;
     AMPI_CHECK("softmax cross-entropy backward", all, list);
-    AMPI_TRY(ampi_check_labels(exec, labels, smoothing, n, classes));
+    AMPI_TRY(ampi_cross_entropy_init(&f, exec, labels, desc, &used));
     AMPI_TRY(ampi_check_mean(exec, "softmax cross-entropy backward", n, weight));
     AMPI_COMPUTE_OP;
-    f.factor = ampi_loss_factor(loss_scale, weight, n);
-    if (dlogits) ampi_rows_all(ampi_softmax_rows, &f);
+    f.factor = ampi_loss_factor(loss_scale, weight, used);
+    if (dlogits.data) ampi_rows_all(ampi_softmax_rows, &f);
     AMPI_DONE_OP;
 }
 
 /* The mean of an element-wise loss, summed in AMPI_PARTS parts of whole tiles. */
-AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void* x, amp_dtype xt,
-        const void* target, amp_dtype tt, float* loss, size_t n, const amp_exec* exec) {
+AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, amp_ref x, amp_ref target,
+        float* loss, size_t n, const amp_exec* exec) {
     const ampi_argument list[] = {
-        AMPI_ARG(x, xt, AMPI_IN, n), AMPI_ARG(loss, AMP_F32, AMPI_OUT, 1),
-            AMPI_ARG(target, tt, AMPI_IN, n) };
+        AMPI_ARG(x, AMPI_IN, n),
+        AMPI_ARG_F32(loss, AMPI_OUT, 1),
+        AMPI_ARG(target, AMPI_IN, n)
+    };
     double parts[AMPI_PARTS];
     const size_t tiles = ampi_div_up(n, AMPI_TILE);
     AMPI_CHECK(op, n, list);
@@ -9005,12 +9108,13 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
 }
 
 /* The gradient of an element-wise loss. */
-AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void* x, amp_dtype xt,
-        const void* target, amp_dtype tt, const float* loss_scale, float weight, void* dx,
-        amp_dtype dxt, size_t n, const amp_exec* exec) {
+AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, amp_ref x, amp_ref target,
+        const float* loss_scale, float weight, amp_ref dx, size_t n, const amp_exec* exec) {
     const ampi_argument list[] = {
-        AMPI_ARG(x, xt, AMPI_IN, n), AMPI_ARG(dx, dxt, AMPI_OUT | AMPI_NULL, n),
-            AMPI_ARG(target, tt, AMPI_IN, n) };
+        AMPI_ARG(x, AMPI_IN, n),
+        AMPI_ARG(dx, AMPI_OUT | AMPI_NULL, n),
+        AMPI_ARG(target, AMPI_IN, n)
+    };
     AMPI_CHECK(op, n, list);
     AMPI_TRY(ampi_check_mean(exec, op, n, weight));
     AMPI_COMPUTE_OP;
@@ -9020,18 +9124,14 @@ AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void
 }
 
 #define AMPI_LOSS(name, kind, words) \
-    AMP_DEF amp_result name##_forward(const void* x, amp_dtype xt, const void* target, \
-        amp_dtype tt, float* loss, \
-            size_t n, const amp_exec* exec) { \
-        return ampi_loss_forward(kind, words, x, xt, target, tt, loss, n, exec); \
-    } \
-    AMP_DEF amp_result name##_backward(const void* x, amp_dtype xt, const void* target, \
-        amp_dtype tt, \
-            const float* loss_scale, float weight, void* dx, amp_dtype dxt, size_t n, \
+    AMP_DEF amp_result name##_forward(amp_ref x, amp_ref target, float* loss, size_t n, \
             const amp_exec* exec) { \
-        return ampi_loss_backward(kind##_SLOPE, words " backward", x, xt, target, tt, loss_scale, \
-            weight, dx, dxt, n, \
-            exec); \
+        return ampi_loss_forward(kind, words, x, target, loss, n, exec); \
+    } \
+    AMP_DEF amp_result name##_backward(amp_ref x, amp_ref target, const float* loss_scale, \
+            float weight, amp_ref dx, size_t n, const amp_exec* exec) { \
+        return ampi_loss_backward(kind##_SLOPE, words " backward", x, target, loss_scale, weight, \
+            dx, n, exec); \
     }
 AMPI_LOSS(amp_mse, AMPI_MSE, "mse")
 AMPI_LOSS(amp_bce_with_logits, AMPI_BCE, "bce with logits")
@@ -10566,24 +10666,24 @@ AMPI_FN void ampi_probe_conversions(float* out, const float* x) {
     uint16_t low[AMPI_PROBE / 2];
 
     for (size_t i = 0; i < 2; i++) {
-        amp_convert(low, types[i], x + i * elements, AMP_F32, elements);
-        amp_convert(out + i * elements, AMP_F32, low, types[i], elements);
+        amp_convert(amp_ref_of(low, types[i]), amp_f32(x + i * elements), elements);
+        amp_convert(amp_f32(out + i * elements), amp_ref_of(low, types[i]), elements);
     }
 }
 
 /* A hash of the bits that products give. */
 AMPI_FN void ampi_probe_products(float* out, const float* x) {
     const amp_gemm_shape shape = { AMP_NO_TRANS, AMP_TRANS, 13, 19, 16, 0, 0, 0, 0, 0, 0, 0 };
-    uint16_t low[AMPI_PROBE];
+    amp_bfloat16 low[AMPI_PROBE];
 
-    amp_convert(low, AMP_BF16, x, AMP_F32, AMPI_PROBE);
-    amp_gemm(&shape, 0.7f, x, AMP_F32, x + 208, AMP_F32, 0.0f, out, AMP_F32, NULL);
-    amp_gemm(&shape, 1.0f, low, AMP_BF16, low + 208, AMP_BF16, 0.0f, out + 247, AMP_F32, NULL);
+    amp_convert(amp_bf16(low), amp_f32(x), AMPI_PROBE);
+    amp_gemm(&shape, 0.7f, amp_f32(x), amp_f32(x + 208), 0.0f, amp_f32(out), NULL);
+    amp_gemm(&shape, 1.0f, amp_bf16(low), amp_bf16(low + 208), 0.0f, amp_f32(out + 247), NULL);
 }
 
 /* A hash of the bits that sums give. */
 AMPI_FN void ampi_probe_sums(float* out, const float* x) {
-    amp_layer_norm_forward(x, AMP_F32, NULL, NULL, AMP_F32, 0.0f, NULL, NULL, out, AMP_F32, 8,
+    amp_layer_norm_forward(amp_f32(x), AMP_NONE, AMP_NONE, 0.0f, NULL, NULL, amp_f32(out), 8,
         AMPI_PROBE / 8, NULL);
 }
 
@@ -10592,14 +10692,14 @@ AMPI_FN void ampi_probe_exp(float* out, const float* x) {
     enum { COUNT = AMPI_PROBE / (2 * AMP_ACTIVATION_COUNT + 6) };
 
     for (int f = 0; f < AMP_ACTIVATION_COUNT; f++) {
-        amp_activation_forward((amp_activation)f, x, AMP_F32, out, AMP_F32, COUNT, NULL);
-        amp_activation_backward((amp_activation)f, x + COUNT, AMP_F32, x, AMP_F32, out + COUNT,
-            AMP_F32, COUNT, NULL);
+        amp_activation_forward((amp_activation)f, amp_f32(x), amp_f32(out), COUNT, NULL);
+        amp_activation_backward((amp_activation)f, amp_f32(x + COUNT), amp_f32(x),
+            amp_f32(out + COUNT), 0, COUNT, NULL);
         out += 2 * COUNT;
     }
-    amp_softmax_forward(x, AMP_F32, out, AMP_F32, 2, COUNT, NULL);
-    amp_dropout_forward(x, AMP_F32, out + 2 * COUNT, AMP_F32, 2 * COUNT, 0.1f, 1, 0, NULL);
-    amp_bce_with_logits_forward(x, AMP_F32, x + COUNT, AMP_F32, out + 4 * COUNT, COUNT, NULL);
+    amp_softmax_forward(amp_f32(x), amp_f32(out), 2, COUNT, NULL);
+    amp_dropout_forward(amp_f32(x), amp_f32(out + 2 * COUNT), 2 * COUNT, 0.1f, 1, 0, NULL);
+    amp_bce_with_logits_forward(amp_f32(x), amp_f32(x + COUNT), out + 4 * COUNT, COUNT, NULL);
 }
 
 /* A hash of the bits that optimizer steps give. */
@@ -10689,11 +10789,11 @@ AMPI_CPU(copy, void* dst, const void* src, size_t bytes) {
     return AMP_OK;
 }
 
-AMPI_CPU(convert, void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n) {
+AMPI_CPU(convert, amp_ref dst, amp_ref src, size_t n) {
     amp_convert_desc d;
     AMPI_CLEAR(d);
     d.logger = ampi_exec_logger(exec);
-    return amp_convert_with(dst, to, src, from, n, &d);
+    return amp_convert_with(dst, src, n, &d);
 }
 
 /* A label of any type, as the operators take it: -1 is no class. */
@@ -10706,18 +10806,18 @@ AMPI_HD AMPI_INLINE int32_t ampi_label_fit(int64_t label) {
     return label < 0 || label > 0x7fffffff ? -1 : (int32_t)label;
 }
 
-AMPI_CPU(load, void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n,
-        int from_host AMPI_MAYBE, const amp_reading* how) {
+AMPI_CPU(load, amp_ref dst, amp_ref src, size_t n, int from_host AMPI_MAYBE,
+        const amp_reading* how) {
     float x[AMPI_TILE];
     size_t taken, count;
-    for (size_t i = 0; i < n && to == AMP_I32; i++)
-        ((int32_t*)dst)[i] = ampi_label_fit(ampi_label_at(src, from, i));
-    for (size_t at = 0; at < n && to != AMP_I32; at += count) {
+    for (size_t i = 0; i < n && dst.dtype == AMP_I32; i++)
+        ((int32_t*)dst.data)[i] = ampi_label_fit(ampi_label_at(src.data, src.dtype, i));
+    for (size_t at = 0; at < n && dst.dtype != AMP_I32; at += count) {
         count = ampi_min_size(n - at, AMPI_TILE);
-        if (from != AMP_U8) ampi_load_f32(x, src, from, at, count);
-        else for (size_t i = 0; i < count; i++) x[i] = (float)((const uint8_t*)src)[at + i];
+        if (src.dtype != AMP_U8) ampi_load_f32(x, src.data, src.dtype, at, count);
+        else for (size_t i = 0; i < count; i++) x[i] = (float)((const uint8_t*)src.data)[at + i];
         if (how->scale != 0.0f) for (size_t i = 0; i < count; i++) x[i] *= how->scale;
-        else if (from == AMP_U8) for (size_t i = 0; i < count; i++) x[i] /= 255.0f;
+        else if (src.dtype == AMP_U8) for (size_t i = 0; i < count; i++) x[i] /= 255.0f;
         AMPI_FORGET(x);  /* product and difference round apart */
         if (how->constants) {
             for (size_t i = 0; i < count; i += taken) {
@@ -10727,14 +10827,14 @@ AMPI_CPU(load, void* dst, amp_dtype to, const void* src, amp_dtype from, size_t 
                     x[k] = (x[k] - mean[0]) / mean[how->channels];
             }
         }
-        ampi_store_f32(dst, to, at, x, count);
+        ampi_store_f32(dst.data, dst.dtype, at, x, count);
     }
     return AMP_OK;
 }
 
-AMPI_CPU(dropout, const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype, size_t n, float p,
-        uint64_t seed, uint64_t offset, const uint64_t* position, uint64_t stride) {
-    return amp_dropout_forward(x, x_dtype, y, y_dtype, n, p, seed,
+AMPI_CPU(dropout, amp_ref x, amp_ref y, size_t n, float p, uint64_t seed, uint64_t offset,
+        const uint64_t* position, uint64_t stride) {
+    return amp_dropout_forward(x, y, n, p, seed,
         offset + (position ? *position * stride : 0), exec);
 }
 
@@ -11173,6 +11273,10 @@ AMPI_FN ampi_node* ampi_node_of(amp_model* m, amp_value v, const char* what) {
 
 AMPI_FN int ampi_is_loss(const ampi_node* n) { return n->row->kind == AMPI_KIND_LOSS; }
 AMPI_FN amp_dtype ampi_stored(const ampi_node* n) { return n->layer.storage_dtype; }
+
+/* A node's output, and the gradient of it. */
+AMPI_FN amp_ref ampi_output_of(const ampi_node* n) { return amp_ref_of(n->data, ampi_stored(n)); }
+AMPI_FN amp_ref ampi_gradient_of(const ampi_node* n) { return amp_ref_of(n->grad, ampi_stored(n)); }
 AMPI_FN int ampi_is_norm(const ampi_node* n) { return n->row->kind == AMPI_KIND_NORM; }
 #define ampi_is(n, op_name) ((n)->layer.op == AMP_OP_##op_name)
 
@@ -11875,7 +11979,8 @@ AMPI_FN amp_result ampi_init_param(amp_model* m, const ampi_node* n, int index) 
         for (size_t i = 0; i < count; i++)
             values[i] = ampi_initial_weight(n, index == n->bias, seed, at + i);
         if (p->master) AMPI_RUN(copy_in, p->master + at, values, count * sizeof *values);
-        else AMPI_RUN(upload, (uint16_t*)p->low + at, p->low_dtype, values, AMP_F32, count);
+        else AMPI_RUN(upload, amp_ref_of((uint16_t*)p->low + at, p->low_dtype), amp_f32(values),
+            count);
     }
     return AMP_OK;
 }
@@ -12131,7 +12236,7 @@ AMPI_FN amp_result ampi_check_param(amp_model* m, const amp_param* p, const void
 AMP_DEF amp_result amp_model_read_param(amp_model* m, const amp_param* p, float* out) {
     AMPI_TRY(ampi_check_param(m, p, out, "read param"));
     return p->master ? ampi_run(copy_out, out, p->master, p->count * sizeof *out)
-                     : ampi_run(download, out, AMP_F32, p->low, p->low_dtype, p->count);
+                     : ampi_run(download, amp_f32(out), amp_ref_of(p->low, p->low_dtype), p->count);
 }
 
 /* The 16-bit weights, saturated, of values on the host or, if NULL, of the masters. */
@@ -12237,7 +12342,7 @@ AMPI_NAMES(amp_outcome_name, amp_outcome,
 
 /* Begins a pass over a batch: its size is written to the layers' shapes. */
 AMPI_FN void ampi_start_pass(amp_model* m, const amp_batch* b, int training) {
-    const ampi_pass p = { b, (size_t)b->n, training, m->micro > 0,
+    const ampi_pass p = { b, (size_t)b->n, training, m->micro > 0 ? AMP_ACCUMULATE_PARAMS : 0,
         (float)(1.0 / ((double)m->desc.accumulate * m->comm.size)), 0, NULL, 0, NULL };
     m->pass = p;
     AMPI_EACH_NODE(n) n->conv.n = n->pool.n = n->norm.n = b->n;
@@ -12261,8 +12366,7 @@ AMPI_FN float* ampi_variance(const amp_model* m, const ampi_node* n) {
 
 /* Each layer has a stream, whose position counts elements over all passes and ranks: k
    micro-batches, or k ranks, draw what one batch of k times the size would. */
-AMPI_FN amp_result ampi_run_dropout(amp_model* m, const ampi_node* n, const void* x, amp_dtype xt,
-        void* y, amp_dtype yt) {
+AMPI_FN amp_result ampi_run_dropout(amp_model* m, const ampi_node* n, amp_ref x, amp_ref y) {
     const amp_training* t = &m->training;
     const size_t count = m->pass.rows * n->features;
     const uint64_t each = (uint64_t)n->features * (uint64_t)m->desc.batch,
@@ -12270,9 +12374,8 @@ AMPI_FN amp_result ampi_run_dropout(amp_model* m, const ampi_node* n, const void
     const uint64_t stride = each * (uint64_t)m->comm.size;
     const uint64_t offset = each * (uint64_t)m->comm.rank + (t->position ? 0 : t->passes * stride);
     if (m->pass.training)
-        return ampi_run(dropout_forward, x, xt, y, yt, count, n->p, seed, offset, t->position,
-            stride);
-    return x == y ? AMP_OK : ampi_run(convert, y, yt, x, xt, count);
+        return ampi_run(dropout_forward, x, y, count, n->p, seed, offset, t->position, stride);
+    return x.data == y.data ? AMP_OK : ampi_run(convert, y, x, count);
 }
 
 /* --- forward --- */
@@ -12296,13 +12399,14 @@ AMPI_FN amp_result ampi_count_rows(amp_model* m, const ampi_node* loss) {
 
     for (size_t i = 0; i < m->pass.rows; i += n) {
         n = ampi_min_size(m->pass.rows - i, most);
-        AMPI_RUN(download, m->rows, AMP_F32, ampi_at(logits->data, t, i * classes), t, n * classes);
+        AMPI_RUN(download, amp_f32(m->rows), amp_ref_of(ampi_at(logits->data, t, i * classes), t),
+            n * classes);
         AMPI_RUN(copy_out, labels, (const int32_t*)loss->target + i, n * sizeof *labels);
         for (size_t j = 0; j < n; j++) {
             const float* row = m->rows + j * classes;
             size_t best = 0;
             for (size_t k = 1; k < classes; k++) if (row[k] > row[best]) best = k;
-            m->pass.told->correct += (int64_t)best == labels[j] && !amp_is_nan(&row[best], AMP_F32);
+            m->pass.told->correct += (int64_t)best == labels[j] && !amp_is_nan(amp_f32(&row[best]));
         }
     }
     m->pass.told->predictions += (int64_t)m->pass.rows;
@@ -12320,64 +12424,63 @@ AMPI_FN amp_result ampi_count_elements(amp_model* m, const ampi_node* loss) {
 
     for (size_t i = 0; i < count; i += n) {
         n = ampi_min_size(count - i, AMPI_BLOCK);
-        AMPI_RUN(download, x, AMP_F32, ampi_at(logits->data, t, i), t, n);
+        AMPI_RUN(download, amp_f32(x), amp_ref_of(ampi_at(logits->data, t, i), t), n);
         AMPI_RUN(copy_out, target, (const float*)loss->target + i, n * sizeof *target);
         for (size_t j = 0; j < n; j++)
             m->pass.told->correct += (x[j] > 0.0f) == (target[j] > 0.5f)
-                && !amp_is_nan(&x[j], AMP_F32);
+                && !amp_is_nan(amp_f32(&x[j]));
     }
     m->pass.told->predictions += (int64_t)count;
     return AMP_OK;
 }
 
 #define AMPI_CASE_FORWARD(NAME, ...) \
-    case AMP_OP_##NAME: return f->activation_forward(AMP_##NAME, x, xt, y, yt, count, e);
+    case AMP_OP_##NAME: return f->activation_forward(AMP_##NAME, x, y, count, e);
 /* relu: n is a matrix product that does the ReLU behind it, too. */
 AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu) {
     const amp_backend* f = m->backend;
     const amp_exec* e = &m->exec;
     const ampi_node *in = n->reads[0], *second = n->reads[1];
     if (!in || ampi_is(n, FLATTEN)) return AMP_OK;
-    const void *x = in->data, *w = ampi_weights(m, n->weight), *b = ampi_weights(m, n->bias);
-    const amp_dtype xt = ampi_stored(in), yt = ampi_stored(n), wt = n->layer.param_dtype;
-    const amp_dtype bt = n->f32_bias ? AMP_F32 : wt;
+    const amp_dtype wt = n->layer.param_dtype;
+    const amp_ref x = ampi_output_of(in), y = ampi_output_of(n);
+    const amp_ref w = amp_ref_of(ampi_weights(m, n->weight), wt);
+    const amp_ref b = amp_ref_of(ampi_weights(m, n->bias), n->f32_bias ? AMP_F32 : wt);
     const size_t rows = m->pass.rows, count = rows * n->features;
+    const amp_cross_entropy_desc loss_desc = { n->smoothing, 0, NULL };
     float *mean = n->stats, *running = n->running, *loss = &m->loss_values[n->index];
     amp_batch_norm_shape norm = n->norm;
-    void* y = n->data;
-    if (n->layer.op == AMPI_OP_CAST) return f->convert(y, yt, x, xt, count, e);
+    if (n->layer.op == AMPI_OP_CAST) return f->convert(y, x, count, e);
     switch (n->layer.op) {
         case AMP_OP_INPUT: case AMP_OP_FLATTEN: break;
         case AMP_OP_CONV2D:
-            return (relu ? f->conv2d_relu_forward : f->conv2d_forward)(&n->conv, x, xt, w, wt, b,
-                bt, y, yt, e);
+            return (relu ? f->conv2d_relu_forward : f->conv2d_forward)(&n->conv, x, w, b, y, e);
         case AMP_OP_LINEAR:
-            return (relu ? f->linear_relu_forward : f->linear_forward)(x, xt, w, wt, b, bt, y, yt,
-                rows, in->features, n->features, e);
-        case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D: return f->pool2d_forward(&n->pool, x, xt,
-            y, yt, e);
+            return (relu ? f->linear_relu_forward : f->linear_forward)(x, w, b, y, rows,
+                in->features, n->features, e);
+        case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D:
+            return f->pool2d_forward(&n->pool, x, y, e);
         case AMP_OP_BATCH_NORM:
             if (m->pass.looking) norm.momentum = AMP_ZERO;
-            return f->batch_norm_forward(&norm, m->pass.training, x, xt, w, b, wt, running,
-                running + norm.channels, mean, ampi_variance(m, n), y, yt, e);
+            return f->batch_norm_forward(&norm, m->pass.training, x, w, b, running,
+                running + norm.channels, mean, ampi_variance(m, n), y, e);
         case AMP_OP_LAYER_NORM:
-            return f->layer_norm_forward(x, xt, w, b, wt, norm.eps, mean, ampi_variance(m, n), y,
-                yt, rows, n->features, e);
+            return f->layer_norm_forward(x, w, b, norm.eps, mean, ampi_variance(m, n), y, rows,
+                n->features, e);
         AMP_ACTIVATION_LIST(AMPI_CASE_FORWARD)
-        case AMP_OP_SOFTMAX: return f->softmax_forward(x, xt, y, yt, rows, n->features, e);
-        case AMP_OP_DROPOUT: return ampi_run_dropout(m, n, x, xt, y, yt);
-        case AMP_OP_ADD: return f->add_forward(x, xt, second->data, ampi_stored(second), y, yt,
-            count, e);
+        case AMP_OP_SOFTMAX: return f->softmax_forward(x, y, rows, n->features, e);
+        case AMP_OP_DROPOUT: return ampi_run_dropout(m, n, x, y);
+        case AMP_OP_ADD: return f->add_forward(x, ampi_output_of(second), y, count, e);
         case AMP_OP_CONCAT:
-            AMPI_TRY(f->concat_forward(x, xt, in->features, y, yt, n->features, 0, rows, e));
-            return f->concat_forward(second->data, ampi_stored(second), second->features, y, yt,
-                n->features, in->features, rows, e);
+            AMPI_TRY(f->concat_forward(x, in->features, y, n->features, 0, rows, e));
+            return f->concat_forward(ampi_output_of(second), second->features, y, n->features,
+                in->features, rows, e);
         case AMP_OP_SOFTMAX_CROSS_ENTROPY:
-            return f->softmax_cross_entropy_forward(x, xt, (const int32_t*)n->target, n->smoothing,
-                loss, rows, in->features, e);
+            return f->softmax_cross_entropy_forward(x, (const int32_t*)n->target, &loss_desc, loss,
+                rows, in->features, e);
         case AMP_OP_MSE: case AMP_OP_BCE_WITH_LOGITS:
-            return (ampi_is(n, MSE) ? f->mse_forward : f->bce_with_logits_forward)(x, xt,
-                n->target, AMP_F32, loss, rows * in->features, e);
+            return (ampi_is(n, MSE) ? f->mse_forward : f->bce_with_logits_forward)(x,
+                amp_f32((const float*)n->target), loss, rows * in->features, e);
     }
     return AMP_ERR_UNSUPPORTED;
 }
@@ -12388,7 +12491,7 @@ AMPI_FN amp_result ampi_collect(amp_model* m, amp_stats* out, const void* data, 
     float tile[AMPI_BLOCK];
     for (size_t at = 0; at < n; at += AMPI_BLOCK) {
         const size_t k = ampi_min_size(n - at, AMPI_BLOCK);
-        AMPI_RUN(download, tile, dtype, ampi_at(data, dtype, at), dtype, k);
+        AMPI_RUN(download, amp_ref_of(tile, dtype), amp_ref_of(ampi_at(data, dtype, at), dtype), k);
         amp_stats_collect(out, tile, dtype, k, m->policy.low_dtype, 1);
     }
     return AMP_OK;
@@ -12424,53 +12527,54 @@ AMPI_FN amp_result ampi_forward(amp_model* m, const ampi_node* last, int with_lo
 
 /* --- backward --- */
 #define AMPI_CASE_BACKWARD(NAME, ...) case AMP_OP_##NAME: \
-    return f->activation_backward(AMP_##NAME, dy, yt, saved, st, dx, xt, count, e);
+    return f->activation_backward(AMP_##NAME, dy, saved, dx, 0, count, e);
 /* The gradient of input j into dx, if not NULL, and of the weights. */
-AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, void* dx) {
+AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, void* to) {
     const amp_backend* f = m->backend;
     const amp_exec* e = &m->exec;
     const ampi_node* in = n->reads[j];
-    if (!dx && n->weight == AMPI_NONE) return AMP_OK;
+    if (!to && n->weight == AMPI_NONE) return AMP_OK;
     const int from_input = n->row->reads == AMPI_READS_INPUT, add = m->pass.accumulate;
-    const amp_dtype xt = ampi_stored(in), yt = ampi_stored(n), wt = n->layer.param_dtype;
-    const amp_dtype st = from_input ? xt : yt, gt = ampi_dtype_or_f32(m->desc.grad_dtype);
-    const void *dy = n->grad, *saved = from_input ? in->data : n->data,
-        *w = ampi_weights(m, n->weight);
+    const amp_dtype gt = m->desc.grad_dtype;
+    const amp_ref dy = ampi_gradient_of(n), dx = amp_ref_of(to, ampi_stored(in));
+    const amp_ref saved = ampi_output_of(from_input ? in : n);
+    const amp_ref w = amp_ref_of(ampi_weights(m, n->weight), n->layer.param_dtype);
+    const amp_ref dw = amp_ref_of(ampi_weight_grad(m, n->weight), gt);
+    const amp_ref db = amp_ref_of(ampi_weight_grad(m, n->bias), gt);
     const size_t rows = m->pass.rows, count = rows * in->features;
     const float *scale = m->training.loss_scale, weight = n->loss_weight * m->pass.grad_factor,
         *mean = n->stats;
-    void *dw = ampi_weight_grad(m, n->weight), *db = ampi_weight_grad(m, n->bias);
-    if (n->layer.op == AMPI_OP_CAST) return f->convert(dx, xt, dy, yt, count, e);
+    const amp_cross_entropy_desc loss_desc = { n->smoothing, 0, NULL };
+    if (n->layer.op == AMPI_OP_CAST) return f->convert(dx, dy, count, e);
     switch (n->layer.op) {
         case AMP_OP_INPUT: case AMP_OP_FLATTEN: break;
-        case AMP_OP_ADD: return f->convert(dx, xt, dy, yt, count, e);
+        case AMP_OP_ADD: return f->convert(dx, dy, count, e);
         case AMP_OP_CONV2D:
-            return f->conv2d_backward(&n->conv, dy, yt, saved, st, w, wt, dx, xt, dw, gt, db, gt,
-                add, e);
+            return f->conv2d_backward(&n->conv, dy, saved, w, dx, dw, db, add, e);
         case AMP_OP_LINEAR:
-            return f->linear_backward(dy, yt, saved, st, w, wt, dx, xt, dw, gt, db, gt, add, rows,
-                in->features, n->features, e);
+            return f->linear_backward(dy, saved, w, dx, dw, db, add, rows, in->features,
+                n->features, e);
         case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D:
-            return f->pool2d_backward(&n->pool, dy, yt, from_input ? saved : NULL, xt, dx, xt, e);
+            return f->pool2d_backward(&n->pool, dy, from_input ? saved : AMP_NONE, dx, 0, e);
         case AMP_OP_BATCH_NORM:
-            return f->batch_norm_backward(&n->norm, dy, yt, saved, st, w, wt, mean,
-                ampi_variance(m, n), dx, xt, dw, db, gt, add, e);
+            return f->batch_norm_backward(&n->norm, dy, saved, w, mean, ampi_variance(m, n), dx,
+                dw, db, add, e);
         case AMP_OP_LAYER_NORM:
-            return f->layer_norm_backward(dy, yt, saved, st, w, wt, mean, ampi_variance(m, n), dx,
-                xt, dw, db, gt, add, rows, n->features, e);
+            return f->layer_norm_backward(dy, saved, w, 0.0f, mean, ampi_variance(m, n), dx, dw,
+                db, add, rows, n->features, e);
         AMP_ACTIVATION_LIST(AMPI_CASE_BACKWARD)
-        case AMP_OP_SOFTMAX: return f->softmax_backward(dy, yt, saved, st, dx, xt, rows,
-            n->features, e);
-        case AMP_OP_DROPOUT: return ampi_run_dropout(m, n, dy, yt, dx, xt);
+        case AMP_OP_SOFTMAX:
+            return f->softmax_backward(dy, saved, dx, 0, rows, n->features, e);
+        case AMP_OP_DROPOUT: return ampi_run_dropout(m, n, dy, dx);
         case AMP_OP_CONCAT:
-            return f->concat_backward(dy, yt, n->features, j ? n->features - in->features : 0, dx,
-                xt, in->features, rows, 0, e);
+            return f->concat_backward(dy, n->features, j ? n->features - in->features : 0, dx,
+                in->features, rows, 0, e);
         case AMP_OP_SOFTMAX_CROSS_ENTROPY:
-            return f->softmax_cross_entropy_backward(saved, st, (const int32_t*)n->target,
-                n->smoothing, scale, weight, dx, xt, rows, in->features, e);
+            return f->softmax_cross_entropy_backward(saved, (const int32_t*)n->target, &loss_desc,
+                scale, weight, dx, rows, in->features, e);
         case AMP_OP_MSE: case AMP_OP_BCE_WITH_LOGITS:
-            return (ampi_is(n, MSE) ? f->mse_backward : f->bce_with_logits_backward)(saved, st,
-                n->target, AMP_F32, scale, weight, dx, xt, count, e);
+            return (ampi_is(n, MSE) ? f->mse_backward : f->bce_with_logits_backward)(saved,
+                amp_f32((const float*)n->target), scale, weight, dx, count, e);
     }
     return AMP_ERR_UNSUPPORTED;
 }
@@ -12486,7 +12590,8 @@ AMPI_FN amp_result ampi_backward(amp_model* m) {
             void* dx = !x->wants_grad ? NULL : n->parts[j] ? n->parts[j] : x->grad;
             AMPI_TRY(ampi_backward_input(m, n, j, dx));
             if (dx && dx != x->grad)
-                AMPI_RUN(add_forward, x->grad, t, dx, t, x->grad, t, m->pass.rows * x->features);
+                AMPI_RUN(add_forward, amp_ref_of(x->grad, t), amp_ref_of(dx, t),
+                    amp_ref_of(x->grad, t), m->pass.rows * x->features);
         }
     }
     return AMP_OK;
@@ -12602,9 +12707,11 @@ AMPI_FN amp_result ampi_load_inputs(amp_model* m) {
         amp_reading how = n->reading;
         if (!b->on_device) how.constants = n->constants;
         if (how.constants || how.scale != 0.0f || from == AMP_U8)
-            AMPI_RUN(load, n->data, t, b->inputs[i], from, count, !b->on_device, &how);
-        else if (b->on_device) AMPI_RUN(convert, n->data, t, b->inputs[i], from, count);
-        else AMPI_RUN(upload, n->data, t, b->inputs[i], from, count);
+            AMPI_RUN(load, amp_ref_of(n->data, t), amp_ref_of(b->inputs[i], from), count,
+                !b->on_device, &how);
+        else if (b->on_device) AMPI_RUN(convert, amp_ref_of(n->data, t),
+            amp_ref_of(b->inputs[i], from), count);
+        else AMPI_RUN(upload, amp_ref_of(n->data, t), amp_ref_of(b->inputs[i], from), count);
     }
     return AMP_OK;
 }
@@ -12618,7 +12725,8 @@ AMPI_FN amp_result ampi_load_batch(amp_model* m) {
         const void* from = b->targets[i];
         const size_t rows = m->pass.rows, bytes = rows * ampi_target_size(n) * 4;
         if (ampi_has_labels(n) && (b->label_dtype == AMP_I64 || b->label_dtype == AMP_U8))
-            AMPI_RUN(load, n->target, AMP_I32, from, b->label_dtype, rows, !b->on_device, NULL);
+            AMPI_RUN(load, amp_ref_of(n->target, AMP_I32), amp_ref_of(from, b->label_dtype), rows,
+                !b->on_device, NULL);
         else if (b->on_device) AMPI_RUN(copy, n->target, from, bytes);
         else AMPI_RUN(copy_in, n->target, from, bytes);
     }
@@ -12676,9 +12784,10 @@ AMPI_FN size_t ampi_first_bad(amp_model* m, const void* data, amp_dtype t, size_
     float values[AMPI_BLOCK];
     for (size_t at = 0; at < count; at += AMPI_BLOCK) {
         const size_t k = ampi_min_size(count - at, AMPI_BLOCK);
-        if (ampi_run(download, values, AMP_F32, ampi_at(data, t, at), t, k) != AMP_OK) return count;
+        if (ampi_run(download, amp_f32(values), amp_ref_of(ampi_at(data, t, at), t), k) != AMP_OK)
+            return count;
         for (size_t i = 0; i < k; i++) {
-            *what = amp_is_nan(&values[i], AMP_F32) ? "nan" : "inf";
+            *what = amp_is_nan(amp_f32(&values[i])) ? "nan" : "inf";
             if (!ampi_has_finite_bits(&values[i])) return at + i;
         }
     }
@@ -13094,7 +13203,7 @@ AMPI_FN amp_result ampi_evaluate_nodes(amp_model* m, const amp_batch* b, int64_t
     amp_result r = told ? ampi_load_batch(m) : ampi_load_inputs(m);
     if (r == AMP_OK) r = ampi_forward(m, last, told != NULL);
     if (r == AMP_OK) r = told ? ampi_total_loss(m, &told->loss)
-        : ampi_run(download, out, AMP_F32, last->data, ampi_stored(last),
+        : ampi_run(download, amp_f32(out), amp_ref_of(last->data, ampi_stored(last)),
             m->pass.rows * last->features);
     if (told) AMPI_FORGET(&told->loss);  /* its bits will be tested */
     if (told && r == AMP_OK && !ampi_has_finite_bits(&told->loss)) ampi_explain_loss(m, told);
@@ -13653,6 +13762,7 @@ AMPI_FN const char* ampi_show_shape(size_t rank, const size_t* shape, char out[A
 
 /* A number's only text: decimal, or eight hexadecimal digits for a float's bits or a CRC-32. */
 enum { AMPI_NUMBER = 24 };
+
 /* A number in decimal, or 32 bits as eight hexadecimal digits, written to `out`. */
 AMPI_FN const char* ampi_show_number(uint64_t n, int as_bits, char out[AMPI_NUMBER]) {
     ampi_say(out, AMPI_NUMBER, as_bits ? "%.8llx" : "%llu", (ampi_ull)n);
@@ -14190,7 +14300,8 @@ AMPI_FN amp_result ampi_file_hand(ampi_file* f, const ampi_entry* e) {
     const amp_convert_desc how = { size <= ampi_type_size(e->dtype), AMP_ROUND_NEAREST, 0, 0,
         &beyond, NULL, 0 };
 
-    if (e->dtype != type) AMPI_TRY(amp_convert_with(data, type, data, e->dtype, to->count, &how));
+    if (e->dtype != type) AMPI_TRY(amp_convert_with(amp_ref_of(data, type),
+        amp_ref_of(data, e->dtype), to->count, &how));
     if (beyond > 0)
         ampi_remark(f->desc.logger,
             "checkpoint: %llu of %llu values of '%s' are beyond %s and become its largest",
@@ -14393,6 +14504,7 @@ AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
 }
 
 enum { AMPI_SCALER_TEXT = 2 * AMP_SCALER_STATE_BYTES + 1 };
+
 /* A scaler's state as hexadecimal text. */
 AMPI_FN const char* ampi_show_scaler(const unsigned char* bytes, char out[AMPI_SCALER_TEXT]) {
     for (size_t i = 0; i < AMP_SCALER_STATE_BYTES; i++) ampi_say(out + 2 * i, 3, "%.2x", bytes[i]);
@@ -14555,6 +14667,7 @@ AMPI_FN amp_result ampi_weights_load(ampi_checkpoint* c, int* count) {
 
 /* m = NULL: a loop, whose parameters may have changed since init. */
 enum { AMPI_SAVE, AMPI_TRY_SAVE, AMPI_LOAD, AMPI_LOAD_WEIGHTS };
+
 /* Saves or loads all that a checkpoint holds. */
 AMPI_FN amp_result ampi_checkpoint_do(int what, amp_model* m, amp_optimizer* o, amp_scaler* s,
         const char* path, const amp_file_tensor* more, int more_count, const amp_file_desc* desc,

@@ -92,13 +92,11 @@ AMP_DEF amp_result amp_cuda_synchronize(const amp_exec* exec);
 
 /* F32, F16 and BF16 in every direction; AMP_ERR_DTYPE for F64. Bit for bit what amp_convert gives.
    dst == src is allowed where both types have one size. */
-AMP_DEF amp_result amp_cuda_convert(void* dst, amp_dtype dst_dtype, const void* src,
-                                    amp_dtype src_dtype, size_t n, const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_convert(amp_ref dst, amp_ref src, size_t n, const amp_exec* exec);
 /* desc->saturated lies in device memory, desc->logger is not used (exec's is). desc == NULL is
    amp_cuda_convert. */
-AMP_DEF amp_result amp_cuda_convert_with(void* dst, amp_dtype dst_dtype, const void* src,
-                                         amp_dtype src_dtype, size_t n,
-                                         const amp_convert_desc* desc, const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_convert_with(amp_ref dst, amp_ref src, size_t n,
+    const amp_convert_desc* desc, const amp_exec* exec);
 
 /* >>ops      Operators on raw device pointers: the entries of the backend's table. */
 
@@ -106,7 +104,7 @@ AMP_DEF amp_result amp_cuda_convert_with(void* dst, amp_dtype dst_dtype, const v
 
        const amp_backend* gpu = amp_cuda_backend();
        amp_exec exec = amp_cuda_exec(context);     // or NULL, or an exec of your own
-       gpu->linear_forward(x, AMP_BF16, w, AMP_BF16, b, AMP_F32, y, AMP_BF16, n, in, out, &exec);
+       gpu->linear_forward(amp_bf16(x), amp_bf16(w), amp_f32(b), amp_bf16(y), n, in, out, &exec);
 
    gpu->dropout_forward alone has two arguments more, NULL and 0. A sentence of the logger begins
    with amp_cuda_ and the entry's name.
@@ -155,10 +153,8 @@ typedef struct amp_cuda_gemm_desc {
                                                       amp_activation_forward */
 } amp_cuda_gemm_desc;
 /* gpu->gemm with this. desc == NULL is gpu->gemm. */
-AMP_DEF amp_result amp_cuda_gemm_with(const amp_gemm_shape* s, float alpha, const void* a,
-                                      amp_dtype a_dtype, const void* b, amp_dtype b_dtype,
-                                      float beta, void* c, amp_dtype c_dtype,
-                                      const amp_cuda_gemm_desc* desc, const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_gemm_with(const amp_gemm_shape* s, float alpha, amp_ref a, amp_ref b,
+    float beta, amp_ref c, const amp_cuda_gemm_desc* desc, const amp_exec* exec);
 
 /* >>scaler   The loss scale on the device: no step waits for the host. */
 
@@ -356,7 +352,7 @@ AMPI_FN amp_result ampi_cuda_check(const amp_exec* exec, const char* place, cuda
     if (e == cudaSuccess) return AMP_OK;
     cudaGetLastError();      /* an error that does not stick is not reported twice */
     return ampi_fail(ampi_exec_logger(exec), ampi_cuda_result(e), "%s: CUDA error %d, %s", place,
-        (int)e, cudaGetErrorString(e));
+                     (int)e, cudaGetErrorString(e));
 }
 
 AMPI_FN cudaStream_t ampi_cuda_stream(const amp_exec* exec) {
@@ -433,13 +429,13 @@ AMPI_FN amp_result ampi_cuda_check_device(const amp_logger* logger) {
     if (e != cudaSuccess) {
         cudaGetLastError();
         return ampi_fail(logger, ampi_cuda_result(e), "amp_cuda: no usable GPU: CUDA error %d, %s",
-            (int)e, cudaGetErrorString(e));
+                         (int)e, cudaGetErrorString(e));
     }
     AMPI_REFUSE_CALL(10 * major + minor < 75,
         AMP_ERR_UNSUPPORTED,
-        "amp_cuda: device %d has compute capability %d.%d, "
-        "7.5 or newer is needed", device,
-        major, minor);
+                         "amp_cuda: device %d has compute capability %d.%d, "
+                         "7.5 or newer is needed", device,
+                         major, minor);
     return AMP_OK;
 }
 
@@ -453,7 +449,7 @@ AMPI_FN amp_result ampi_cuda_open_blas(amp_cuda* c) {
         cudaGetLastError();
         c->blas_workspace = NULL;
         return ampi_fail(c->exec.logger, AMP_ERR_MEMORY, "amp_cuda: no %d bytes for cuBLAS",
-            (int)AMPI_CUDA_BLAS_BYTES);
+                         (int)AMPI_CUDA_BLAS_BYTES);
     }
     e = cublasCreate(&c->blas);
     if (e != CUBLAS_STATUS_SUCCESS) c->blas = NULL;
@@ -462,7 +458,7 @@ AMPI_FN amp_result ampi_cuda_open_blas(amp_cuda* c) {
         e = cublasSetWorkspace(c->blas, c->blas_workspace, AMPI_CUDA_BLAS_BYTES);
     if (e == CUBLAS_STATUS_SUCCESS) return AMP_OK;
     return ampi_fail(c->exec.logger, e == CUBLAS_STATUS_ALLOC_FAILED ? AMP_ERR_MEMORY
-        : AMP_ERR_DEVICE, "amp_cuda: cuBLAS does not start: status %d", (int)e);
+                     : AMP_ERR_DEVICE, "amp_cuda: cuBLAS does not start: status %d", (int)e);
 }
 
 /* The cuBLAS handle and its workspace are freed, if there are any. */
@@ -528,7 +524,7 @@ AMP_DEF void amp_cuda_destroy(amp_cuda* c) {
 /* A new context in *out, in memory of allocator `a`. A bad desc and an unusable device are
    refused, and *out is NULL then. */
 AMPI_FN amp_result ampi_cuda_make(amp_cuda** out, const amp_cuda_desc* desc,
-        const amp_logger* logger, const amp_allocator* a) {
+                                    const amp_logger* logger, const amp_allocator* a) {
     amp_cuda* c;
     amp_result r;
     *out = NULL;
@@ -626,7 +622,7 @@ AMPI_FN amp_result ampi_cuda_take_buffer(const amp_exec* exec, size_t bytes,
 /* The first `bytes` bytes of a pinned buffer are copied to dst on the stream; buffer->done
    passes after that copy. */
 AMPI_FN amp_result ampi_cuda_send_buffer(const amp_exec* exec, const ampi_cuda_buffer* buffer,
-        void* dst, size_t bytes) {
+                                         void* dst, size_t bytes) {
     cudaStream_t stream = ampi_cuda_stream(exec);
     cudaError_t e = cudaMemcpyAsync(dst, buffer->data, bytes, cudaMemcpyHostToDevice, stream);
     if (e == cudaSuccess) e = cudaEventRecord(buffer->done, stream);
@@ -635,14 +631,13 @@ AMPI_FN amp_result ampi_cuda_send_buffer(const amp_exec* exec, const ampi_cuda_b
 
 /* Types are converted on the host, on the way into pinned memory: the same bits, and the bus
    carries the narrower one. */
-AMPI_FN amp_result ampi_cuda_upload(void* dst, amp_dtype dst_dtype, const void* host,
-        amp_dtype host_dtype, size_t n, const amp_exec* exec) {
-    size_t bytes = n * amp_dtype_size(dst_dtype);
+AMPI_FN amp_result ampi_cuda_upload(amp_ref dst, amp_ref host, size_t n, const amp_exec* exec) {
+    size_t bytes = n * amp_dtype_size(dst.dtype);
     ampi_cuda_buffer* buffer;
     if (n == 0) return AMP_OK;
     AMPI_TRY(ampi_cuda_take_buffer(exec, bytes, &buffer));
-    AMPI_TRY(ampi_cpu_convert(buffer->data, dst_dtype, host, host_dtype, n, exec));
-    return ampi_cuda_send_buffer(exec, buffer, dst, bytes);
+    AMPI_TRY(ampi_cpu_convert(amp_ref_of(buffer->data, dst.dtype), host, n, exec));
+    return ampi_cuda_send_buffer(exec, buffer, dst.data, bytes);
 }
 
 /* A copy of `bytes` bytes from host to device by way of a pinned buffer: the host may change
@@ -667,15 +662,14 @@ AMPI_FN amp_result ampi_cuda_copy_out(void* host, const void* src, size_t bytes,
 
 /* n elements from the device, of type host_dtype; the conversion is done on the host.
    The call waits for the stream. */
-AMPI_FN amp_result ampi_cuda_download(void* host, amp_dtype host_dtype, const void* src,
-        amp_dtype src_dtype, size_t n, const amp_exec* exec) {
-    size_t bytes = n * amp_dtype_size(src_dtype);
+AMPI_FN amp_result ampi_cuda_download(amp_ref host, amp_ref src, size_t n, const amp_exec* exec) {
+    size_t bytes = n * amp_dtype_size(src.dtype);
     ampi_cuda_buffer* buffer;
-    if (ampi_dtype_or_f32(host_dtype) == ampi_dtype_or_f32(src_dtype))
-        return ampi_cuda_copy_out(host, src, bytes, exec);
+    if (ampi_dtype_or_f32(host.dtype) == ampi_dtype_or_f32(src.dtype))
+        return ampi_cuda_copy_out(host.data, src.data, bytes, exec);
     AMPI_TRY(ampi_cuda_take_buffer(exec, bytes, &buffer));
-    AMPI_TRY(ampi_cuda_copy_out(buffer->data, src, bytes, exec));
-    return ampi_cpu_convert(host, host_dtype, buffer->data, src_dtype, n, exec);
+    AMPI_TRY(ampi_cuda_copy_out(buffer->data, src.data, bytes, exec));
+    return ampi_cpu_convert(host, amp_ref_of(buffer->data, src.dtype), n, exec);
 }
 
 /* Launches */
@@ -734,7 +728,7 @@ static cudaError_t ampi_cuda_launch_clusters(const amp_exec* exec, void (*kernel
 /* A launch without clusters: each block has its shared memory to itself. */
 template <typename... P, typename... A>
 static amp_result ampi_cuda_launch(const amp_exec* exec, const char* place, void (*kernel)(P...),
-        dim3 grid, dim3 block, size_t shared, A... args) {
+                                   dim3 grid, dim3 block, size_t shared, A... args) {
     return ampi_cuda_check(exec, place, ampi_cuda_launch_clusters(exec, kernel, grid, block,
         shared, 1, args...));
 }
@@ -784,7 +778,7 @@ AMPI_FN amp_result ampi_cuda_check_memory(const amp_exec* exec, const char* op, 
 /* Memory that a kernel cannot reach is refused, the workspace too; in a model the pointers are the
    model's own. */
 AMPI_FN amp_result ampi_cuda_check_pointer(const amp_exec* exec, const char* op, const char* name,
-        const void* p) {
+                                           const void* p) {
     const amp_cuda* c = ampi_cuda_context(exec);
     if (c && c->trusted) return AMP_OK;
     if (p) AMPI_TRY(ampi_cuda_check_memory(exec, op, name, p));
@@ -794,7 +788,7 @@ AMPI_FN amp_result ampi_cuda_check_pointer(const amp_exec* exec, const char* op,
 
 /* ampi_check_operands, and that all is memory of the device. */
 AMPI_FN amp_result ampi_cuda_check_operands(const amp_exec* exec, const char* op, size_t n,
-        const ampi_argument* list, size_t count) {
+                                            const ampi_argument* list, size_t count) {
     AMPI_TRY(ampi_check_operands(exec, op, n, list, count));
     for (size_t i = 0; n > 0 && i < count; i++)
         AMPI_TRY(ampi_cuda_check_pointer(exec, op, list[i].name, list[i].data));
@@ -1338,10 +1332,9 @@ typedef struct ampi_cuda_map {
 enum { AMPI_CUDA_TILE = 2 * (int)AMPI_CUDA_EIGHT * (int)AMPI_CUDA_BLOCK };
 
 /* The operands a, b and y of n elements each, as kernels take them. */
-AMPI_FN ampi_cuda_map ampi_cuda_map_of(const void* a, amp_dtype at, const void* b, amp_dtype bt,
-        void* y, amp_dtype yt, size_t n) {
-    ampi_cuda_map m = { a, b, y, ampi_dtype_or_f32(at), ampi_dtype_or_f32(bt),
-        ampi_dtype_or_f32(yt), n };
+AMPI_FN ampi_cuda_map ampi_cuda_map_of(amp_ref a, amp_ref b, amp_ref y, size_t n) {
+    ampi_cuda_map m = { a.data, b.data, y.data, ampi_dtype_or_f32(a.dtype),
+        ampi_dtype_or_f32(b.dtype), ampi_dtype_or_f32(y.dtype), n };
     return m;
 }
 
@@ -1456,29 +1449,30 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_convert_with(am
 }
 
 /* amp_convert's own checks, and what differs on a device. */
-AMPI_FN amp_result ampi_cuda_convert_check(void* dst, amp_dtype dst_dtype, const void* src,
-        amp_dtype src_dtype, size_t n, const amp_convert_desc* d, const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_convert_check(amp_ref dst, amp_ref src, size_t n,
+        const amp_convert_desc* d, const amp_exec* exec) {
     const char* op = "amp_cuda_convert";
-    const ampi_argument list[] = { { "dst", dst, dst_dtype, AMPI_NULL, AMPI_FLAT(n) },
-                                   { "src", src, src_dtype, AMPI_NULL, AMPI_FLAT(n) },
+    const ampi_argument list[] = { AMPI_ARG(dst, AMPI_NULL, n),
+                                   AMPI_ARG(src, AMPI_NULL, n),
                                    { "desc.saturated", d->saturated, AMP_F32, AMPI_NULL,
                                        AMPI_FLAT(2) } };
-    const ampi_convert_job job = ampi_convert_job_of(dst, dst_dtype, src, src_dtype, d);
+    const ampi_convert_job job = ampi_convert_job_of(dst, src, d);
     AMPI_TRY(ampi_convert_check(&job, n, n, 1, n));
     AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
-    AMPI_REFUSE_WITH(d->logger, dst == src && job.to != job.from && n > 0, AMP_ERR_ARGUMENT,
-        "%s: in place from %s to %s: the sizes differ", op, amp_dtype_name(src_dtype),
-        amp_dtype_name(dst_dtype));
+    if (dst.data == src.data && job.to != job.from && n > 0)
+        return ampi_fail(d->logger, AMP_ERR_ARGUMENT,
+                         "%s: in place from %s to %s: the sizes differ", op,
+                         amp_dtype_name(src.dtype), amp_dtype_name(dst.dtype));
     return AMP_OK;
 }
 
-AMP_DEF amp_result amp_cuda_convert_with(void* dst, amp_dtype dst_dtype, const void* src,
-        amp_dtype src_dtype, size_t n, const amp_convert_desc* desc, const amp_exec* exec) {
-    ampi_cuda_map m = ampi_cuda_map_of(src, src_dtype, NULL, AMP_F32, dst, dst_dtype, n);
+AMP_DEF amp_result amp_cuda_convert_with(amp_ref dst, amp_ref src, size_t n,
+        const amp_convert_desc* desc, const amp_exec* exec) {
+    ampi_cuda_map m = ampi_cuda_map_of(src, AMP_NONE, dst, n);
     amp_convert_desc d = {};
     if (desc) d = *desc;
     d.logger = ampi_exec_logger(exec);
-    AMPI_TRY(ampi_cuda_convert_check(dst, dst_dtype, src, src_dtype, n, &d, exec));
+    AMPI_TRY(ampi_cuda_convert_check(dst, src, n, &d, exec));
     if (n == 0) return AMP_OK;
     dim3 grid = ampi_cuda_grid(n, AMPI_CUDA_TILE);
     if (!d.saturate && !d.rounding)
@@ -1487,19 +1481,18 @@ AMP_DEF amp_result amp_cuda_convert_with(void* dst, amp_dtype dst_dtype, const v
     ampi_cuda_rounding how = { d.saturate, d.rounding == AMP_ROUND_STOCHASTIC, d.seed, d.offset,
         d.saturated };
     return ampi_cuda_launch(exec, "amp_cuda_convert", ampi_k_convert_with, grid,
-        dim3(AMPI_CUDA_BLOCK), 0, m, how);
+                            dim3(AMPI_CUDA_BLOCK), 0, m, how);
 }
 
-AMP_DEF amp_result amp_cuda_convert(void* dst, amp_dtype dst_dtype, const void* src,
-        amp_dtype src_dtype, size_t n, const amp_exec* exec) {
-    return amp_cuda_convert_with(dst, dst_dtype, src, src_dtype, n, NULL, exec);
+AMP_DEF amp_result amp_cuda_convert(amp_ref dst, amp_ref src, size_t n, const amp_exec* exec) {
+    return amp_cuda_convert_with(dst, src, n, NULL, exec);
 }
 
 /* Data of a batch */
 
 /* y[i] = label i of x as int32; a thread takes one element of each pass of the grid. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_labels(int32_t* y, const void* x,
-        amp_dtype t, size_t n) {
+                                                                        amp_dtype t, size_t n) {
     ampi_ptx_grid_wait();
     for (size_t i = (size_t)blockIdx.x * blockDim.x
         + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
@@ -1526,21 +1519,20 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_inputs(ampi_cud
 }
 
 /* Data of the host is read there, into a pinned buffer. */
-AMPI_FN amp_result ampi_cuda_load(void* dst, amp_dtype dst_dtype, const void* src,
-        amp_dtype src_dtype, size_t n, int from_host, const amp_reading* how,
-        const amp_exec* exec) {
-    const ampi_cuda_map m = ampi_cuda_map_of(src, src_dtype, NULL, AMP_F32, dst, dst_dtype, n);
-    const size_t bytes = n * amp_dtype_size(dst_dtype);
+AMPI_FN amp_result ampi_cuda_load(amp_ref dst, amp_ref src, size_t n, int from_host,
+        const amp_reading* how, const amp_exec* exec) {
+    const ampi_cuda_map m = ampi_cuda_map_of(src, AMP_NONE, dst, n);
+    const size_t bytes = n * amp_dtype_size(dst.dtype);
     const dim3 grid = ampi_cuda_grid(n, AMPI_CUDA_BLOCK), block(AMPI_CUDA_BLOCK);
     ampi_cuda_buffer* buffer;
-    if (!from_host && dst_dtype == AMP_I32)
+    if (!from_host && dst.dtype == AMP_I32)
         return ampi_cuda_launch(exec, "amp_cuda: labels", ampi_k_labels, grid, block, 0,
-            (int32_t*)dst, src, m.at, n);
+            (int32_t*)dst.data, src.data, m.at, n);
     if (!from_host)
         return ampi_cuda_launch(exec, "amp_cuda: inputs", ampi_k_inputs, grid, block, 0, m, *how);
     AMPI_TRY(ampi_cuda_take_buffer(exec, bytes, &buffer));
-    AMPI_TRY(ampi_cpu_load(buffer->data, dst_dtype, src, src_dtype, n, 1, how, exec));
-    return ampi_cuda_send_buffer(exec, buffer, dst, bytes);
+    AMPI_TRY(ampi_cpu_load(amp_ref_of(buffer->data, dst.dtype), src, n, 1, how, exec));
+    return ampi_cuda_send_buffer(exec, buffer, dst.data, bytes);
 }
 
 /* >>impl-gemm */
@@ -1678,7 +1670,7 @@ AMPI_D void ampi_d_walk_views(ampi_cuda_walk& w, const ampi_cuda_operand& o) {
 }
 
 AMPI_D void ampi_d_walk_begin(ampi_cuda_walk& w, const ampi_cuda_operand& o, size_t z, size_t row,
-        size_t position) {
+                              size_t position) {
     w.data = (const unsigned char*)o.data + z * o.stride * (o.dtype == AMP_F32 ? 4u : 2u);
     w.row = ampi_d_digits_of(row, o.kernel_h, o.kernel_w);
     w.position = ampi_d_digits_of(position, o.rows, o.cols);
@@ -1693,7 +1685,7 @@ AMPI_D void ampi_d_walk_tile(V (&v)[N], ampi_cuda_walk& w, const ampi_cuda_opera
             + (int)row.low * o.step_w);
         size_t at = row.high * o.channel_stride + offset;
         ampi_d_take(v[u], w.data, o.dtype, ampi_d_inside(o, row, w.view[0]), at + w.view[0].at,
-            ampi_d_inside(o, row, w.view[1]), at + w.view[1].at);
+                    ampi_d_inside(o, row, w.view[1]), at + w.view[1].at);
         ampi_d_step(row, o.row_step, o.kernel_h, o.kernel_w);
     }
     if (o.along_k) {
@@ -1825,7 +1817,7 @@ AMPI_D void ampi_d_activation8(float (&v)[8], int f) {
 /* v = alpha * sum + beta * C (or + bias, or both), rounded as on the CPU: one product, then
    fused. */
 AMPI_D void ampi_d_epilogue8_at(const ampi_cuda_product& p, const ampi_cuda_place& c, size_t z,
-        size_t i, float (&v)[8]) {
+                                size_t i, float (&v)[8]) {
     float add[8];
     for (int l = 0; l < 8; l++)
         v[l] = p.k == 0 ? (p.beta != 0.0f ? -0.0f : 0.0f)
@@ -1850,7 +1842,7 @@ AMPI_D void ampi_d_epilogue8(const ampi_cuda_product& p, size_t z, size_t i, siz
 
 /* Eight sums of product z: into C, or as part of a piece. */
 AMPI_D void ampi_d_deliver8(const ampi_cuda_product& p, uint32_t z, uint32_t piece, size_t i,
-        size_t j, float (&v)[8]) {
+                            size_t j, float (&v)[8]) {
     if (i >= p.m || j >= p.n) return;
     if (p.pieces == 1) {
         ampi_d_epilogue8(p, z, i, j, v);
@@ -1909,14 +1901,14 @@ enum { AMPI_CUDA_PLAIN = 64, AMPI_CUDA_PLAIN_DEPTH = 16, AMPI_CUDA_PLAIN_LD = 68
 
 /* A thread's first pair of a tile of x by depth: its stored row and its position in the tile. */
 AMPI_D void ampi_d_first_pair(const ampi_cuda_operand& o, uint32_t x, uint32_t depth, uint32_t* row,
-        uint32_t* position) {
+                              uint32_t* position) {
     uint32_t pairs = (o.along_k ? depth : x) / 2;
     *row = threadIdx.x / pairs;
     *position = threadIdx.x % pairs * 2;
 }
 
 AMPI_D void ampi_d_walk_tile_begin(ampi_cuda_walk& w, const ampi_cuda_operand& o, size_t z,
-        size_t x, size_t k, uint32_t width, uint32_t depth) {
+                                   size_t x, size_t k, uint32_t width, uint32_t depth) {
     uint32_t row, position;
     ampi_d_first_pair(o, width, depth, &row, &position);
     ampi_d_walk_begin(w, o, z, (o.along_k ? x : k) + row, (o.along_k ? k : x) + position);
@@ -2014,7 +2006,7 @@ AMPI_D float ampi_d_narrow_sum(const ampi_cuda_product& p, size_t i, size_t j, u
     for (size_t q = lane; q < p.k; q += p.steps)
         sum = ampi_fma(1, BF16 ? ampi_float((uint32_t)a[q * a_step] << 16)
             : ampi_ptx_f32_from_f16(a[q * a_step]), BF16 ? ampi_float((uint32_t)b[q * b_step] << 16)
-            : ampi_ptx_f32_from_f16(b[q * b_step]), sum);
+                       : ampi_ptx_f32_from_f16(b[q * b_step]), sum);
     return sum;
 }
 
@@ -2134,7 +2126,7 @@ AMPI_D void ampi_d_feed_chunks(ampi_cuda_feed& f, const ampi_cuda_operand& o, ui
     const uint32_t below = o.along_k ? X / 2 : AMPI_CUDA_DEPTH / 2;
     for (uint32_t u = 0; u < 2; u++)
         ampi_d_chunk(f.held + 2 * u, stage + f.at + u * 16 * X, f.from + u * o.chunk_below,
-            f.position < o.cols && f.row + u * below < o.channels);
+                     f.position < o.cols && f.row + u * below < o.channels);
     f.from += o.chunk_step;
     if (o.along_k) f.position += AMPI_CUDA_DEPTH;
     else f.row += AMPI_CUDA_DEPTH;
@@ -2202,7 +2194,7 @@ AMPI_D void ampi_d_multiply_as(float (&sum)[X / 32][4][4], const uint16_t* stage
    choice costs a few instructions beside a hundred, and there are eight of them. */
 template <int X, int BF16>
 AMPI_D void ampi_d_multiply_type(float (&sum)[X / 32][4][4], const ampi_cuda_product& p,
-        const uint16_t* stage, uint32_t a_at, uint32_t b_at) {
+                                 const uint16_t* stage, uint32_t a_at, uint32_t b_at) {
     if (p.a.along_k) {
         if (p.b.along_k) ampi_d_multiply_as<X, 1, 1, BF16>(sum, stage, a_at, b_at);
         else ampi_d_multiply_as<X, 1, 0, BF16>(sum, stage, a_at, b_at);
@@ -2214,7 +2206,7 @@ AMPI_D void ampi_d_multiply_type(float (&sum)[X / 32][4][4], const ampi_cuda_pro
 
 template <int X>
 AMPI_D void ampi_d_multiply(float (&sum)[X / 32][4][4], const ampi_cuda_product& p,
-        const uint16_t* stage, uint32_t a_at, uint32_t b_at) {
+                            const uint16_t* stage, uint32_t a_at, uint32_t b_at) {
 #if __CUDA_ARCH__ >= 800
     if (p.bf16) { ampi_d_multiply_type<X, 1>(sum, p, stage, a_at, b_at); return; }
 #endif
@@ -2407,7 +2399,7 @@ AMPI_D void ampi_d_hopper_fetch(const CUtensorMap* map, const ampi_cuda_operand&
 
 template <int N>
 AMPI_D void ampi_d_hopper_fill(const ampi_cuda_hopper& h, const ampi_hopper_pipeline& pipe,
-        const ampi_hopper_tile& t, uint32_t step) {
+                               const ampi_hopper_tile& t, uint32_t step) {
     unsigned char* stage = pipe.stages + pipe.stage * ampi_hopper<N>::STAGE_BYTES;
     uint64_t* full = pipe.full + pipe.stage;
     const uint32_t k = (t.from + step) * AMPI_HOPPER_DEPTH;
@@ -2481,7 +2473,7 @@ AMPI_D void ampi_d_hopper_sum(float (&sum)[N / 2], ampi_hopper_pipeline& pipe, u
 /* The flags of wgmma are part of the instruction: eight loops, one of which runs. */
 template <int N, int BF16>
 AMPI_D void ampi_d_hopper_sum_type(float (&sum)[N / 2], const ampi_cuda_hopper& h,
-        ampi_hopper_pipeline& pipe, uint32_t steps) {
+                                   ampi_hopper_pipeline& pipe, uint32_t steps) {
     if (h.p.a.along_k) {
         if (h.p.b.along_k) ampi_d_hopper_sum<N, 0, 0, BF16>(sum, pipe, steps);
         else ampi_d_hopper_sum<N, 0, 1, BF16>(sum, pipe, steps);
@@ -2498,7 +2490,7 @@ AMPI_D void ampi_d_hopper_sum_type(float (&sum)[N / 2], const ampi_cuda_hopper& 
 
 /* Eight sums of a warp's slice of 32 columns, which begin at column `first` of the tile. */
 AMPI_D void ampi_d_hopper_eight(const ampi_cuda_product& p, const ampi_hopper_tile& t,
-        const float* slice, uint32_t row, uint32_t column, uint32_t first) {
+                                const float* slice, uint32_t row, uint32_t column, uint32_t first) {
     const float4* from = (const float4*)(slice + row * AMPI_CUDA_SLICE_LD + column);
     const float4 low = from[0], high = from[1];
     const size_t i = (size_t)t.i + row, j = (size_t)t.j + first + column;
@@ -2517,7 +2509,7 @@ AMPI_D void ampi_d_hopper_eight(const ampi_cuda_product& p, const ampi_hopper_ti
    row. */
 template <int N>
 AMPI_D void ampi_d_hopper_deliver(const ampi_cuda_product& p, const float (&sum)[N / 2],
-        const ampi_hopper_tile& t, float* slice) {
+                                  const ampi_hopper_tile& t, float* slice) {
     const uint32_t lane = threadIdx.x % 32, column = lane % 4 * 8;
     float* corner = slice + lane / 4 * AMPI_CUDA_SLICE_LD + lane % 4 * 2;
     AMPI_ROLLED
@@ -2575,7 +2567,7 @@ AMPI_D void ampi_d_hopper_deliver_groups(const ampi_cuda_product& p, const ampi_
 
 template <int N>
 AMPI_D void ampi_d_hopper_share(const ampi_cuda_product& p, const float (&sum)[N / 2],
-        const ampi_hopper_tile& t, unsigned char* exchange, float* slice) {
+                                const ampi_hopper_tile& t, unsigned char* exchange, float* slice) {
     const uint32_t rank = blockIdx.x % p.pieces;
     unsigned char* fours = exchange + (threadIdx.x - 128) * 16;
     ampi_ptx_group_sync(3, 256);                    /* both warpgroups have left the stages */
@@ -2613,7 +2605,7 @@ AMPI_D float2 ampi_d_hopper_bias2(const ampi_cuda_product& p, uint32_t z, uint32
 /* The two sums of row e%2 and columns 8*block + 2*(lane%4), after the epilogue; `block` counts from
    the bias' first column. */
 AMPI_D float2 ampi_d_hopper_pair(const ampi_cuda_product& p, const float* sum, uint32_t e,
-        uint32_t block, const float2& bias) {
+                                 uint32_t block, const float2& bias) {
     float x = e % 2 ? bias.y : bias.x, y = x;
     if (p.bias && !p.bias_per_row) {
         x = __shfl_sync(0xffffffffu, bias.x, 4 * block + threadIdx.x % 4);
@@ -2625,7 +2617,7 @@ AMPI_D float2 ampi_d_hopper_pair(const ampi_cuda_product& p, const float* sum, u
 /* Pair i of a lane's numbers. RAW: they are the sums. */
 template <int RAW>
 AMPI_D float2 ampi_d_hopper_numbers(const ampi_cuda_product& p, const float* sum, uint32_t i,
-        uint32_t block, const float2& bias) {
+                                    uint32_t block, const float2& bias) {
     return RAW ? make_float2(sum[0], sum[1]) : ampi_d_hopper_pair(p, sum, i, block, bias);
 }
 
@@ -2660,7 +2652,7 @@ AMPI_D void ampi_d_hopper_halves(uint32_t (&r)[16], const ampi_cuda_product& p, 
    four 8 x 8 matrices each. */
 template <int BF16, int RAW>
 AMPI_D void ampi_d_hopper_put_halves(unsigned char* rows, const ampi_cuda_product& p,
-        const float* sum, const float2& bias) {
+                                     const float* sum, const float2& bias) {
     const uint32_t lane = threadIdx.x % 32;
     uint32_t r[16];
     ampi_d_hopper_halves<BF16, RAW>(r, p, sum, bias);
@@ -2676,7 +2668,7 @@ AMPI_D void ampi_d_hopper_put_halves(unsigned char* rows, const ampi_cuda_produc
    block. */
 template <int RAW>
 AMPI_D void ampi_d_hopper_put_floats(unsigned char* rows, const ampi_cuda_product& p,
-        const float* sum, const float2& bias, uint32_t first) {
+                                     const float* sum, const float2& bias, uint32_t first) {
     const uint32_t lane = threadIdx.x % 32, row = lane / 4, chunk = lane % 4 / 2,
         inside = lane % 2 * 8;
     float2 v[8];
@@ -2700,7 +2692,7 @@ AMPI_D void ampi_d_hopper_put_floats(unsigned char* rows, const ampi_cuda_produc
    barrier: the box has been read; the second: it has been written. */
 template <int N, amp_dtype TYPE, int RAW>
 AMPI_D void ampi_d_hopper_store(const ampi_cuda_hopper& h, const float (&sum)[N / 2],
-        const ampi_hopper_tile& t, unsigned char* out, uint32_t& next_box) {
+                                const ampi_hopper_tile& t, unsigned char* out, uint32_t& next_box) {
     const uint32_t top = threadIdx.x % 128 / 32 * 16, group = ampi_d_warpgroup(),
         width = TYPE == AMP_F32 ? 32 : 64;
     float2 bias = {};
@@ -3074,13 +3066,13 @@ AMPI_FN amp_result ampi_cuda_launch_cut(const amp_exec* exec, const char* op,
     ampi_cuda_set_steps(&p->a, cut->side, depth, threads);
     ampi_cuda_set_steps(&p->b, cut->side, depth, threads);
     return ampi_cuda_launch(exec, op, kernel, dim3(p->tiles_m * p->tiles_n, (unsigned)p->batch,
-        p->pieces), dim3(threads), shared, *p);
+                            p->pieces), dim3(threads), shared, *p);
 }
 
 AMPI_FN amp_result ampi_cuda_run_plain(const amp_exec* exec, const char* op, ampi_cuda_product* p) {
     ampi_cuda_cut cut = ampi_cuda_cut_of(AMPI_CUDA_PLAIN, AMPI_CUDA_PLAIN_DEPTH, p->m, p->n, p->k);
     return ampi_cuda_launch_cut(exec, op, ampi_k_gemm_plain, p, &cut, AMPI_CUDA_PLAIN_DEPTH,
-        AMPI_CUDA_BLOCK, 4 * AMPI_CUDA_PLAIN_TILE * sizeof(float));
+                                AMPI_CUDA_BLOCK, 4 * AMPI_CUDA_PLAIN_TILE * sizeof(float));
 }
 
 /* The second pass over a sum that was cut. */
@@ -3089,7 +3081,7 @@ AMPI_FN amp_result ampi_cuda_add_pieces(const amp_exec* exec, const char* op,
     if (p->pieces == 1) return AMP_OK;
     size_t blocks = ampi_cuda_parts(p->batch * p->m * ((p->n + 7) / 8), AMPI_CUDA_PIECES_EIGHTS);
     return ampi_cuda_launch(exec, op, ampi_k_gemm_pieces, dim3((unsigned)blocks),
-        dim3(AMPI_CUDA_BLOCK), AMPI_CUDA_BLOCK * sizeof(float), *p);
+                            dim3(AMPI_CUDA_BLOCK), AMPI_CUDA_BLOCK * sizeof(float), *p);
 }
 
 /* A stage holds a tile of A and one of B. */
@@ -3144,8 +3136,8 @@ AMPI_FN int ampi_cuda_tensor_map(CUtensorMap* map, const void* data, amp_dtype t
         : t == AMP_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
     const ampi_cuda_encoder encode = ampi_cuda_find_encoder();
     return encode && encode(map, type, 3, ampi_mutable(data), sides, bytes, box, every,
-        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
+                            CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                            CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
                             == CUDA_SUCCESS;
 }
 
@@ -3153,7 +3145,7 @@ AMPI_FN int ampi_cuda_tensor_map(CUtensorMap* map, const void* data, amp_dtype t
 AMPI_FN int ampi_cuda_operand_map(CUtensorMap* map, const ampi_cuda_operand* o, size_t batch,
         uint32_t tile) {
     return ampi_cuda_tensor_map(map, o->data, o->dtype, o->cols, o->channels, o->channel_stride,
-        batch, o->stride, o->along_k ? tile : (uint32_t)AMPI_HOPPER_DEPTH);
+                                batch, o->stride, o->along_k ? tile : (uint32_t)AMPI_HOPPER_DEPTH);
 }
 
 /* The copy engine takes C where it is only written, in aligned rows, and f is simple. It clips what
@@ -3262,7 +3254,7 @@ AMPI_FN amp_result ampi_cuda_run_narrow(const amp_exec* exec, const char* op,
 
 /* Here a kernel is chosen. */
 AMPI_FN amp_result ampi_cuda_product_launch(const amp_exec* exec, const char* op,
-        const ampi_product* s, ampi_cuda_product p) {
+                                            const ampi_product* s, ampi_cuda_product p) {
     amp_result r;
     if (!ampi_cuda_on_tensor_cores(p.a.dtype, p.b.dtype)) return ampi_cuda_run_plain(exec, op, &p);
     if (ampi_cuda_is_narrow(&p, s)) return ampi_cuda_run_narrow(exec, op, &p);
@@ -3318,7 +3310,7 @@ AMPI_FN int ampi_cuda_blas_offers(const ampi_product* s, const ampi_cuda_batch* 
 /* A product with a bias or an activation that the Hopper kernel takes along; cuBLAS needs a launch
    for each. */
 AMPI_FN int ampi_cuda_hopper_has_epilogue(const ampi_product* s, const ampi_cuda_batch* batch,
-        amp_cuda_epilogue epilogue) {
+                                          amp_cuda_epilogue epilogue) {
     const ampi_cuda_product p = ampi_cuda_product_of(s, batch);
     return (s->c.bias || epilogue) && ampi_cuda_on_tensor_cores(s->a.dtype, s->b.dtype)
         && ampi_cuda_hopper_takes(&p);
@@ -3330,7 +3322,7 @@ AMPI_FN int ampi_cuda_hopper_has_epilogue(const ampi_product* s, const ampi_cuda
    and take bias and rounding along. It never gets the work of an exec with a stream of its own: its
    handle, with the workspace, is bound to the context's. */
 AMPI_FN int ampi_cuda_blas_wanted(const amp_exec* exec, const ampi_product* s,
-        const ampi_cuda_batch* batch, amp_cuda_epilogue epilogue) {
+                                  const ampi_cuda_batch* batch, amp_cuda_epilogue epilogue) {
     amp_cuda* c = ampi_cuda_context(exec);
     amp_cuda_gemm_engine engine = ampi_cuda_engine(c);
     double work = (double)s->m * (double)s->n * (double)s->k * (double)batch->count;
@@ -3347,7 +3339,7 @@ AMPI_FN cudaDataType ampi_cuda_blas_type(amp_dtype t) {
 
 /* cuBLAS's matrices are transposed ones to us: C^T = B^T * A^T. Sums of pieces stay in FP32. */
 AMPI_FN cublasStatus_t ampi_cuda_blas_call(cublasHandle_t blas, const ampi_product* s,
-        const ampi_cuda_batch* batch, float beta) {
+                                           const ampi_cuda_batch* batch, float beta) {
     const ampi_operand *a = &s->a, *b = &s->b;
     const ampi_epilogue* c = &s->c;
     cudaDataType in = ampi_cuda_blas_type(a->dtype), out = ampi_cuda_blas_type(c->dtype);
@@ -3362,7 +3354,7 @@ AMPI_FN cublasStatus_t ampi_cuda_blas_call(cublasHandle_t blas, const ampi_produ
 }
 
 AMPI_FN amp_result ampi_cuda_product_blas(const amp_exec* exec, const char* op,
-        const ampi_product* s, const ampi_cuda_batch* batch) {
+                                          const ampi_product* s, const ampi_cuda_batch* batch) {
     const float beta = s->c.bias ? 1.0f : s->c.beta;
     ampi_product bias = *s;
     bias.k = 0;
@@ -3374,7 +3366,7 @@ AMPI_FN amp_result ampi_cuda_product_blas(const amp_exec* exec, const char* op,
 }
 
 AMPI_FN int ampi_cuda_by_blas(const amp_exec* exec, const ampi_product* s,
-        const ampi_cuda_batch* batch, amp_cuda_epilogue epilogue) {
+                              const ampi_cuda_batch* batch, amp_cuda_epilogue epilogue) {
     return ampi_cuda_blas_wanted(exec, s, batch, epilogue) && ampi_cuda_blas_offers(s, batch);
 }
 
@@ -3408,8 +3400,8 @@ AMPI_FN amp_result ampi_cuda_product_relu(const amp_exec* exec, const char* op,
     if (!relu || !ampi_cuda_by_blas(exec, s, batch, epilogue))
         return ampi_cuda_product_run(exec, op, s, batch, epilogue);
     AMPI_TRY(ampi_cuda_product_run(exec, op, s, batch, AMP_CUDA_EPILOGUE_NONE));
-    return amp_cuda_backend()->activation_forward(AMP_RELU, s->c.data, s->c.dtype, s->c.data,
-        s->c.dtype, s->m * s->n * batch->count, exec);
+    const amp_ref c = amp_ref_of(s->c.data, s->c.dtype);
+    return amp_cuda_backend()->activation_forward(AMP_RELU, c, c, s->m * s->n * batch->count, exec);
 }
 
 AMPI_FN amp_result ampi_cuda_product_one(const amp_exec* exec, const char* op,
@@ -3422,7 +3414,7 @@ AMPI_FN amp_result ampi_cuda_product_one(const amp_exec* exec, const char* op,
 
 /* What amp_gemm has no need to check. */
 AMPI_FN amp_result ampi_cuda_check_desc(const amp_cuda_gemm_desc* d, const amp_gemm_shape* s,
-        const amp_logger* logger, const char* op) {
+                                        const amp_logger* logger, const char* op) {
     const ampi_argument bias = { "bias", d->bias, d->bias_dtype, AMPI_IN,
         AMPI_FLAT(d->bias_per_row ? s->m : s->n) };
     AMPI_REFUSE_CALL((unsigned)d->epilogue > AMP_CUDA_EPILOGUE_GELU_TANH
@@ -3434,20 +3426,19 @@ AMPI_FN amp_result ampi_cuda_check_desc(const amp_cuda_gemm_desc* d, const amp_g
     return ampi_check_stride(logger, op, "bias", s->batch, d->bias_stride);
 }
 
-AMP_DEF amp_result amp_cuda_gemm_with(const amp_gemm_shape* shape, float alpha, const void* a,
-        amp_dtype a_dtype, const void* b, amp_dtype b_dtype, float beta, void* c, amp_dtype c_dtype,
-        const amp_cuda_gemm_desc* desc, const amp_exec* exec) {
+AMP_DEF amp_result amp_cuda_gemm_with(const amp_gemm_shape* shape, float alpha, amp_ref a,
+        amp_ref b, float beta, amp_ref c, const amp_cuda_gemm_desc* desc, const amp_exec* exec) {
     const char* op = desc ? "amp_cuda_gemm_with" : "amp_cuda_gemm";
     const amp_cuda_gemm_desc d = desc ? *desc : amp_cuda_gemm_desc();
     amp_gemm_shape s;
     ampi_product p;
-    AMPI_TRY(ampi_gemm_product(&p, &s, ampi_exec_logger(exec), op, shape, alpha, a, a_dtype, b,
-        b_dtype, beta, c, c_dtype));
+    AMPI_TRY(ampi_gemm_product(&p, &s, ampi_exec_logger(exec), op, shape, alpha, a, b,
+        beta, c));
     AMPI_TRY(ampi_cuda_check_desc(&d, &s, ampi_exec_logger(exec), op));
     if (s.m == 0 || s.n == 0) return AMP_OK;
-    AMPI_TRY(ampi_cuda_check_pointer(exec, op, "c", c));
-    if (s.k > 0) AMPI_TRY(ampi_cuda_check_pointer(exec, op, "a", a));
-    if (s.k > 0) AMPI_TRY(ampi_cuda_check_pointer(exec, op, "b", b));
+    AMPI_TRY(ampi_cuda_check_pointer(exec, op, "c", c.data));
+    if (s.k > 0) AMPI_TRY(ampi_cuda_check_pointer(exec, op, "a", a.data));
+    if (s.k > 0) AMPI_TRY(ampi_cuda_check_pointer(exec, op, "b", b.data));
     AMPI_TRY(ampi_cuda_check_pointer(exec, op, "bias", d.bias));
     const ampi_cuda_batch batch = { s.batch, s.a_stride, s.b_stride, s.c_stride, d.bias_stride };
     p.c.bias = d.bias; p.c.bias_dtype = ampi_dtype_or_f32(d.bias_dtype);
@@ -3455,10 +3446,9 @@ AMP_DEF amp_result amp_cuda_gemm_with(const amp_gemm_shape* shape, float alpha, 
     return ampi_cuda_product_run(exec, op, &p, &batch, d.epilogue);
 }
 
-AMPI_FN amp_result ampi_cuda_gemm(const amp_gemm_shape* s, float alpha, const void* a,
-        amp_dtype a_dtype, const void* b, amp_dtype b_dtype, float beta, void* c, amp_dtype c_dtype,
-        const amp_exec* exec) {
-    return amp_cuda_gemm_with(s, alpha, a, a_dtype, b, b_dtype, beta, c, c_dtype, NULL, exec);
+AMPI_FN amp_result ampi_cuda_gemm(const amp_gemm_shape* s, float alpha, amp_ref a, amp_ref b,
+        float beta, amp_ref c, const amp_exec* exec) {
+    return amp_cuda_gemm_with(s, alpha, a, b, beta, c, NULL, exec);
 }
 
 /* Gradients of biases */
@@ -3626,19 +3616,18 @@ AMPI_FN amp_result ampi_cuda_bias_planes(const amp_exec* exec, const char* op,
         dim3(threads), AMPI_CUDA_BIAS_SHARED, s));
     if (!s.parts) return AMP_OK;
     return ampi_cuda_launch(exec, op, ampi_k_bias_parts, dim3((unsigned)s.outputs),
-        dim3(AMPI_CUDA_BLOCK), AMPI_CUDA_BLOCK / 32 * sizeof(double), s);
+                            dim3(AMPI_CUDA_BLOCK), AMPI_CUDA_BLOCK / 32 * sizeof(double), s);
 }
 
-AMPI_FN amp_result ampi_cuda_bias_grad(const amp_exec* exec, const char* op, const void* dy,
-        amp_dtype dy_dtype, void* db, amp_dtype db_dtype, int accumulate, size_t n, size_t outputs,
-        size_t pixels) {
-    ampi_cuda_bias_sum s = { dy, ampi_dtype_or_f32(dy_dtype), db, ampi_dtype_or_f32(db_dtype), n,
-        outputs, pixels, accumulate, 0, NULL };
+AMPI_FN amp_result ampi_cuda_bias_grad(const amp_exec* exec, const char* op, amp_ref dy,
+        amp_ref db, int accumulate, size_t n, size_t outputs, size_t pixels) {
+    ampi_cuda_bias_sum s = { dy.data, ampi_dtype_or_f32(dy.dtype), db.data,
+                             ampi_dtype_or_f32(db.dtype), n, outputs, pixels, accumulate, 0, NULL };
     if (outputs == 0) return AMP_OK;
     if (pixels > 1) return ampi_cuda_bias_planes(exec, op, s);
     const unsigned blocks = (unsigned)ampi_cuda_parts(outputs, AMPI_CUDA_BIAS_COLUMNS);
     return ampi_cuda_launch(exec, op, ampi_k_bias_columns, dim3(blocks), dim3(AMPI_CUDA_BIAS_BLOCK),
-        AMPI_CUDA_BIAS_BLOCK * sizeof(double), s);
+                            AMPI_CUDA_BIAS_BLOCK * sizeof(double), s);
 }
 
 /* Dense layer */
@@ -3652,7 +3641,7 @@ AMPI_FN amp_result ampi_cuda_check_pointers(const amp_exec* exec, const char* op
 
 /* The operands of a layer's forward and backward pass; those that are not used are NULL. */
 AMPI_FN amp_result ampi_cuda_check_forward(const amp_exec* exec, const char* op, const void* x,
-        const void* w, const void* b, const void* y) {
+                                           const void* w, const void* b, const void* y) {
     const char* const names[] = { "x", "w", "b", "y" };
     const void* const pointers[] = { x, w, b, y };
     return ampi_cuda_check_pointers(exec, op, names, pointers, 4);
@@ -3665,53 +3654,47 @@ AMPI_FN amp_result ampi_cuda_check_backward(const amp_exec* exec, const char* op
     return ampi_cuda_check_pointers(exec, op, names, pointers, 6);
 }
 
-AMPI_FN amp_result ampi_cuda_linear_forward(const void* x, amp_dtype x_dtype, const void* w,
-        amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype, size_t n,
+AMPI_FN amp_result ampi_cuda_linear_forward(amp_ref x, amp_ref w, amp_ref b, amp_ref y, size_t n,
         size_t in, size_t out, const amp_exec* exec) {
     const char* op = "amp_cuda_linear_forward";
-    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype },
-                           AMPI_NO_REF, AMPI_NO_REF, AMPI_NO_REF, 0 };
+    const ampi_layer_refs t = { x, w, b, y, AMP_NONE, AMP_NONE, AMP_NONE, 0 };
     ampi_product s;
     AMPI_TRY(ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 0));
-    AMPI_TRY(ampi_cuda_check_forward(exec, op, x, w, b, y));
+    AMPI_TRY(ampi_cuda_check_forward(exec, op, x.data, w.data, b.data, y.data));
     ampi_linear_y(&s, &t, n, in, out);
     return ampi_cuda_product_one(exec, op, &s);
 }
 
 /* For a model, whose pointers are good. */
-AMPI_FN amp_result ampi_cuda_linear_relu(const void* x, amp_dtype x_dtype, const void* w,
-        amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype, size_t n,
+AMPI_FN amp_result ampi_cuda_linear_relu(amp_ref x, amp_ref w, amp_ref b, amp_ref y, size_t n,
         size_t in, size_t out, const amp_exec* exec) {
     const ampi_cuda_batch one = { 1, 0, 0, 0, 0 };
-    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype },
-                           AMPI_NO_REF, AMPI_NO_REF, AMPI_NO_REF, 0 };
+    const ampi_layer_refs t = { x, w, b, y, AMP_NONE, AMP_NONE, AMP_NONE, 0 };
     ampi_product s;
     AMPI_TRY(ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 0));
     ampi_linear_y(&s, &t, n, in, out);
     return ampi_cuda_product_relu(exec, "amp_cuda_linear_forward", &s, &one, 1);
 }
 
-AMPI_FN amp_result ampi_cuda_linear_backward(const void* dy, amp_dtype dy_dtype, const void* x,
-        amp_dtype x_dtype, const void* w, amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, void* dw,
-        amp_dtype dw_dtype, void* db, amp_dtype db_dtype, int accumulate, size_t n, size_t in,
-        size_t out, const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_linear_backward(amp_ref dy, amp_ref x, amp_ref w, amp_ref dx,
+        amp_ref dw, amp_ref db, int accumulate, size_t n, size_t in, size_t out,
+        const amp_exec* exec) {
     const char* op = "amp_cuda_linear_backward";
-    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, AMPI_NO_REF, { dy, dy_dtype },
-                           { dx, dx_dtype }, { dw, dw_dtype }, { db, db_dtype }, accumulate };
+    const ampi_layer_refs t = { x, w, AMP_NONE, dy, dx, dw, db, accumulate };
     ampi_product s;
     AMPI_TRY(ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 1));
-    AMPI_TRY(ampi_cuda_check_backward(exec, op, dy, x, w, dx, dw, db));
-    if (dx) {
+    AMPI_TRY(ampi_cuda_check_backward(exec, op, dy.data, x.data, w.data, dx.data, dw.data,
+        db.data));
+    if (dx.data) {
         ampi_linear_dx(&s, &t, n, in, out);
         AMPI_TRY(ampi_cuda_product_one(exec, op, &s));
     }
-    if (dw) {
+    if (dw.data) {
         ampi_linear_dw(&s, &t, n, in, out);
         AMPI_TRY(ampi_cuda_product_one(exec, op, &s));
     }
-    if (!db) return AMP_OK;
-    return ampi_cuda_bias_grad(exec, op, dy, dy_dtype, db, db_dtype, ampi_adds_params(accumulate),
-        n, out, 1);
+    if (!db.data) return AMP_OK;
+    return ampi_cuda_bias_grad(exec, op, dy, db, accumulate & AMP_ACCUMULATE_PARAMS, n, out, 1);
 }
 
 /* >>impl-conv */
@@ -3861,7 +3844,7 @@ AMPI_D void ampi_d_direct_add8(float (&sum)[8], float v, const float (&by)[8]) {
    channels, w: their weights. */
 template <int P, int KH>
 AMPI_D void ampi_d_direct_multiply(float (&sum)[P][8], const float* x, const float* w,
-        const ampi_cuda_direct& d, uint32_t count) {
+                                   const ampi_cuda_direct& d, uint32_t count) {
     const uint32_t plane = d.images * d.tall * d.wide, down = (uint32_t)d.dilation_h * d.wide;
     for (uint32_t c = 0; c < count; c++, x += plane)
         for (uint32_t r = 0; r < d.kernel_h; r += KH)
@@ -3881,7 +3864,7 @@ AMPI_D void ampi_d_direct_multiply(float (&sum)[P][8], const float* x, const flo
 
 /* Eight outputs of a pixel, with their bias and a ReLU, or added to what is there. */
 AMPI_D void ampi_d_direct_store(const ampi_cuda_direct& d, uint32_t image, uint32_t out,
-        uint32_t pixel, float (&sum)[8]) {
+                                uint32_t pixel, float (&sum)[8]) {
     const uint32_t plane = d.rows * d.cols, at = (image * d.outputs + out) * plane + pixel;
     ampi_eight r;
     AMPI_D_UNROLL
@@ -3963,7 +3946,7 @@ AMPI_D void ampi_d_direct_load_dy(float* to, const ampi_cuda_direct& d,
 /* A column of dy and what its first pixel sees of x; the next one sees one new element of it. */
 template <int KH>
 AMPI_D void ampi_d_direct_column(float (&sum)[KH][8], const float* x, const float* dy,
-        const ampi_cuda_direct& d, uint32_t rows) {
+                                 const ampi_cuda_direct& d, uint32_t rows) {
     const uint32_t down = (uint32_t)d.stride_h * d.wide;
     float v[KH], by[8];
     AMPI_D_UNROLL
@@ -4105,7 +4088,7 @@ AMPI_FN size_t ampi_cuda_direct_area(const ampi_cuda_direct* d, size_t band) {
 
 /* Returns 0 where there are too many tiles. */
 AMPI_FN int ampi_cuda_direct_set_tiles(ampi_cuda_direct* d, size_t band, size_t images, uint32_t kh,
-        uint32_t threads) {
+                                       uint32_t threads) {
     size_t bands = ampi_cuda_parts(d->rows, band), tiles = ampi_cuda_parts(d->n, images) * bands;
     d->band = (uint32_t)band;
     d->bands = (uint32_t)bands;
@@ -4137,7 +4120,7 @@ AMPI_FN uint32_t ampi_cuda_direct_cut(ampi_cuda_direct* d, uint32_t per, uint32_
     area = ampi_cuda_direct_area(d, count * per);
     if (count == all)
         images = ampi_max_size(ampi_min_size(ampi_min_size(d->n, threads / (count * d->cols)),
-            AMPI_CUDA_DIRECT_X / area), 1);
+                                             AMPI_CUDA_DIRECT_X / area), 1);
     d->channels_at_once = (uint32_t)ampi_min_size(d->channels,
         AMPI_CUDA_DIRECT_X / (images * area));
     threads = (uint32_t)ampi_cuda_parts(images * count * d->cols, 32) * 32;
@@ -4215,7 +4198,7 @@ AMPI_FN size_t ampi_cuda_direct_workspace(const ampi_conv2d_sizes* c) {
 
 /* Without the workspace another kernel has to do it. */
 AMPI_FN int ampi_cuda_direct_launch_dw(const amp_exec* exec, const char* op, ampi_cuda_direct* d,
-        int accumulate, amp_result* r) {
+                                       int accumulate, amp_result* r) {
     const uint32_t kh = ampi_cuda_direct_steep(d) ? 1 : ampi_cuda_direct_kh(d);
     void (*kernel)(ampi_cuda_direct) =
         kh == 5 ? ampi_k_direct_dw<5> : kh == 3 ? ampi_k_direct_dw<3> : ampi_k_direct_dw<1>;
@@ -4224,10 +4207,10 @@ AMPI_FN int ampi_cuda_direct_launch_dw(const amp_exec* exec, const char* op, amp
     if (!d->sums) return 0;
     const unsigned groups = (unsigned)ampi_cuda_parts(d->outputs, AMPI_CUDA_DIRECT_OUTPUTS);
     *r = ampi_cuda_launch(exec, op, kernel, dim3(d->shares, groups), dim3(AMPI_CUDA_BLOCK),
-        AMPI_CUDA_DIRECT_DW * sizeof(float), *d);
+                          AMPI_CUDA_DIRECT_DW * sizeof(float), *d);
     if (*r == AMP_OK)
-        *r = ampi_cuda_bias_grad(exec, op, d->sums, AMP_F32, d->y, d->y_dtype, accumulate,
-            d->shares, (size_t)d->outputs * d->out_step, 1);
+        *r = ampi_cuda_bias_grad(exec, op, amp_f32(d->sums), amp_ref_of(d->y, d->y_dtype),
+            accumulate, d->shares, (size_t)d->outputs * d->out_step, 1);
     return 1;
 }
 
@@ -4271,9 +4254,9 @@ AMPI_FN amp_result ampi_cuda_conv2d_dx(const amp_exec* exec, const char* op,
     size_t i = 0;
     int zero = 0;
     while (ampi_cuda_conv2d_phase(&v, c, t, &i)) zero |= v.s.k == 0;
-    if (zero && !ampi_adds_input(t->accumulate))
-        AMPI_TRY(ampi_cuda_zero(ampi_mutable(t->dx.data),
-            c->x_count * amp_dtype_size(t->dx.dtype), exec));
+    if (zero && !(t->accumulate & AMP_ACCUMULATE_INPUT))
+        AMPI_TRY(ampi_cuda_zero(ampi_mutable(t->dx.data), c->x_count * amp_dtype_size(t->dx.dtype),
+            exec));
     i = 0;
     while (ampi_cuda_conv2d_phase(&v, c, t, &i))
         if (v.s.k > 0) AMPI_TRY(ampi_cuda_conv2d_run(exec, op, c, &v, AMPI_CONV2D_DX, 0));
@@ -4301,54 +4284,48 @@ AMPI_FN size_t ampi_cuda_conv2d_workspace(const amp_conv2d_shape* s) {
         db ? db + 16 : 0);
 }
 
-AMPI_FN amp_result ampi_cuda_conv2d_y(const amp_conv2d_shape* shape, const void* x,
-        amp_dtype x_dtype, const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
-        void* y, amp_dtype y_dtype, int relu, const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_conv2d_y(const amp_conv2d_shape* shape, amp_ref x, amp_ref w,
+        amp_ref b, amp_ref y, int relu, const amp_exec* exec) {
     const char* op = "amp_cuda_conv2d_forward";
-    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, { b, b_dtype }, { y, y_dtype },
-                           AMPI_NO_REF, AMPI_NO_REF, AMPI_NO_REF, 0 };
+    const ampi_layer_refs t = { x, w, b, y, AMP_NONE, AMP_NONE, AMP_NONE, 0 };
     ampi_conv2d_sizes c;
     ampi_convolution v;
     AMPI_TRY(ampi_check_conv2d(&c, shape, ampi_exec_logger(exec), &t, 0));
     AMPI_TRY(ampi_cuda_conv2d_fits(&c, exec, op));
-    AMPI_TRY(ampi_cuda_check_forward(exec, op, x, w, b, y));
+    AMPI_TRY(ampi_cuda_check_forward(exec, op, x.data, w.data, b.data, y.data));
     ampi_conv2d_y(&v, &c, &t);
     return ampi_cuda_conv2d_run(exec, op, &c, &v, AMPI_CONV2D_Y, relu);
 }
 
-AMPI_FN amp_result ampi_cuda_conv2d_forward(const amp_conv2d_shape* shape, const void* x,
-        amp_dtype x_dtype, const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
-        void* y, amp_dtype y_dtype, const amp_exec* exec) {
-    return ampi_cuda_conv2d_y(shape, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, 0, exec);
+AMPI_FN amp_result ampi_cuda_conv2d_forward(const amp_conv2d_shape* shape, amp_ref x, amp_ref w,
+        amp_ref b, amp_ref y, const amp_exec* exec) {
+    return ampi_cuda_conv2d_y(shape, x, w, b, y, 0, exec);
 }
 
 /* For a model. */
-AMPI_FN amp_result ampi_cuda_conv2d_relu(const amp_conv2d_shape* shape, const void* x,
-        amp_dtype x_dtype, const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
-        void* y, amp_dtype y_dtype, const amp_exec* exec) {
-    return ampi_cuda_conv2d_y(shape, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, 1, exec);
+AMPI_FN amp_result ampi_cuda_conv2d_relu(const amp_conv2d_shape* shape, amp_ref x, amp_ref w,
+        amp_ref b, amp_ref y, const amp_exec* exec) {
+    return ampi_cuda_conv2d_y(shape, x, w, b, y, 1, exec);
 }
 
-AMPI_FN amp_result ampi_cuda_conv2d_backward(const amp_conv2d_shape* shape, const void* dy,
-        amp_dtype dy_dtype, const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
-        void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype, void* db, amp_dtype db_dtype,
-        int accumulate, const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_conv2d_backward(const amp_conv2d_shape* shape, amp_ref dy, amp_ref x,
+        amp_ref w, amp_ref dx, amp_ref dw, amp_ref db, int accumulate, const amp_exec* exec) {
     const char* op = "amp_cuda_conv2d_backward";
-    const ampi_layer_refs t = { { x, x_dtype }, { w, w_dtype }, AMPI_NO_REF, { dy, dy_dtype },
-                           { dx, dx_dtype }, { dw, dw_dtype }, { db, db_dtype }, accumulate };
+    const ampi_layer_refs t = { x, w, AMP_NONE, dy, dx, dw, db, accumulate };
     ampi_conv2d_sizes c;
     ampi_convolution v;
     AMPI_TRY(ampi_check_conv2d(&c, shape, ampi_exec_logger(exec), &t, 1));
     AMPI_TRY(ampi_cuda_conv2d_fits(&c, exec, op));
-    AMPI_TRY(ampi_cuda_check_backward(exec, op, dy, x, w, dx, dw, db));
-    if (dx) AMPI_TRY(ampi_cuda_conv2d_dx(exec, op, &c, &t));
-    if (dw) {
+    AMPI_TRY(ampi_cuda_check_backward(exec, op, dy.data, x.data, w.data, dx.data, dw.data,
+        db.data));
+    if (dx.data) AMPI_TRY(ampi_cuda_conv2d_dx(exec, op, &c, &t));
+    if (dw.data) {
         ampi_conv2d_dw(&v, &c, &t);
         AMPI_TRY(ampi_cuda_conv2d_run(exec, op, &c, &v, AMPI_CONV2D_DW, 0));
     }
-    if (!db) return AMP_OK;
-    return ampi_cuda_bias_grad(exec, op, dy, dy_dtype, db, db_dtype, ampi_adds_params(accumulate),
-        (size_t)c.s.n, (size_t)c.s.out_channels, c.out_pixels);
+    if (!db.data) return AMP_OK;
+    return ampi_cuda_bias_grad(exec, op, dy, db, accumulate & AMP_ACCUMULATE_PARAMS, (size_t)c.s.n,
+        (size_t)c.s.out_channels, c.out_pixels);
 }
 
 /* >>impl-nn */
@@ -4396,6 +4373,7 @@ typedef struct ampi_cuda_pool {
     const void *x, *dy;      /* backward: x is NULL for an average */
     void* y;                 /* backward: dx */
     amp_dtype xt, dyt, yt;
+    int add;                 /* backward: to what dx holds */
     uint32_t tiles;          /* of all planes; see below */
     ampi_cuda_divisor by_tiles;      /* the tiles of a row of windows */
 } ampi_cuda_pool;
@@ -4556,7 +4534,7 @@ AMPI_FN int ampi_cuda_vectors_at(const void* p, amp_dtype t, int n) {
 /* How many windows to a tile: as many as the alignment of all arrays allows; 0 = none, or the
    windows are others. `image` is x or dx, `out` y or dy. An index has 31 bits. */
 AMPI_FN int ampi_cuda_pool_tiles(ampi_cuda_pool* q, const void* image, amp_dtype image_dtype,
-        const void* out, amp_dtype out_dtype) {
+                                 const void* out, amp_dtype out_dtype) {
     const ampi_pool_plan* p = &q->p;
     const int k = p->kh;
     if ((k != 2 && k != 3) || p->kw != k || p->sh != k || p->sw != k || p->ph || p->pw) return 0;
@@ -4572,31 +4550,32 @@ AMPI_FN int ampi_cuda_pool_tiles(ampi_cuda_pool* q, const void* image, amp_dtype
     return 0;
 }
 
-AMPI_FN amp_result ampi_cuda_pool2d_forward(const amp_pool2d_shape* s, const void* x,
-        amp_dtype x_dtype, void* y, amp_dtype y_dtype, const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_pool2d_forward(const amp_pool2d_shape* s, amp_ref x, amp_ref y,
+        const amp_exec* exec) {
     const char* op = "amp_cuda_pool2d_forward";
     ampi_cuda_pool q = {};
     AMPI_TRY(ampi_pool_plan_make(s, &q.p, ampi_exec_logger(exec)));
     size_t n = ampi_area(q.p.planes, (size_t)q.p.h * (size_t)q.p.w);
     const size_t y_n = q.p.planes * ((size_t)q.p.oh * (size_t)q.p.ow);
-    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(n) },
-                                   { "y", y, y_dtype, AMPI_OUT, AMPI_FLAT(y_n) } };
+    const ampi_argument list[] = { AMPI_ARG(x, AMPI_IN, n),
+                                   AMPI_ARG(y, AMPI_OUT, y_n) };
     AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
-    q.x = x; q.xt = ampi_dtype_or_f32(x_dtype); q.y = y; q.yt = ampi_dtype_or_f32(y_dtype);
-    const int group = ampi_cuda_pool_tiles(&q, x, q.xt, y, q.yt);
+    q.x = x.data; q.xt = ampi_dtype_or_f32(x.dtype); q.y = y.data;
+    q.yt = ampi_dtype_or_f32(y.dtype);
+    const int group = ampi_cuda_pool_tiles(&q, x.data, q.xt, y.data, q.yt);
     if (group > 0) {
         void (*kernel)(ampi_cuda_pool) = q.p.kh == 3 ? ampi_k_pool_tiles<3, 1>
                                          : group == 1 ? ampi_k_pool_tiles<2, 1>
                                                       : ampi_k_pool_tiles<2, 2>;
         return ampi_cuda_launch(exec, op, kernel, ampi_cuda_grid(q.tiles, AMPI_CUDA_BLOCK),
-            dim3(AMPI_CUDA_BLOCK), 0, q);
+                                dim3(AMPI_CUDA_BLOCK), 0, q);
     }
     n = q.p.planes * (size_t)q.p.oh * (size_t)q.p.ow;
     if (ampi_min_int(q.p.kh, q.p.h) > 64 / ampi_min_int(q.p.kw, q.p.w))
         return ampi_cuda_launch(exec, op, ampi_k_pool<32>, ampi_cuda_grid(n, AMPI_CUDA_BLOCK / 32),
-            dim3(AMPI_CUDA_BLOCK), 0, q);
+                                dim3(AMPI_CUDA_BLOCK), 0, q);
     return ampi_cuda_launch(exec, op, ampi_k_pool<1>, ampi_cuda_grid(n, AMPI_CUDA_BLOCK),
-        dim3(AMPI_CUDA_BLOCK), 0, q);
+                            dim3(AMPI_CUDA_BLOCK), 0, q);
 }
 
 /* The windows [first, last) that cover row (or column) r. */
@@ -4645,7 +4624,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK,
                 float g = ampi_d_load(q.dy, q.dyt, at);
                 sum += p.max ? g : g / ampi_d_pool_count(p, w);
             }
-        ampi_d_store(q.y, q.yt, i, sum);
+        ampi_d_store_one(q.y, q.yt, i, sum, q.add);
     }
 }
 
@@ -4690,32 +4669,32 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
     }
 }
 
-AMPI_FN amp_result ampi_cuda_pool2d_backward(const amp_pool2d_shape* s, const void* dy,
-        amp_dtype dy_dtype, const void* x, amp_dtype x_dtype, void* dx, amp_dtype dx_dtype,
-        const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_pool2d_backward(const amp_pool2d_shape* s, amp_ref dy, amp_ref x,
+        amp_ref dx, int accumulate, const amp_exec* exec) {
     const char* op = "amp_cuda_pool2d_backward";
     ampi_cuda_pool q = {};
     AMPI_TRY(ampi_pool_plan_make(s, &q.p, ampi_exec_logger(exec)));
     size_t n = ampi_area(q.p.planes, (size_t)q.p.h * (size_t)q.p.w);
     const size_t y_n = q.p.planes * ((size_t)q.p.oh * (size_t)q.p.ow);
-    const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_IN, AMPI_FLAT(y_n) },
-                                   { "dx", dx, dx_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(n) },
-                                   { "x", x, x_dtype, q.p.max ? AMPI_IN : AMPI_NULL,
-                                       AMPI_FLAT(n) } };
+    const ampi_argument list[] = { AMPI_ARG(dy, AMPI_IN, y_n),
+                                   AMPI_ARG(dx, AMPI_OUT | AMPI_NULL, n),
+                                   AMPI_ARG(x, q.p.max ? AMPI_IN : AMPI_NULL, n) };
     AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
-    if (!dx) return AMP_OK;
-    q.x = x; q.xt = ampi_dtype_or_f32(x_dtype); q.dy = dy; q.dyt = ampi_dtype_or_f32(dy_dtype);
-    q.y = dx; q.yt = ampi_dtype_or_f32(dx_dtype);
-    const int group = ampi_cuda_pool_tiles(&q, dx, q.yt, dy, q.dyt);
+    if (!dx.data) return AMP_OK;
+    q.x = x.data; q.xt = ampi_dtype_or_f32(x.dtype); q.dy = dy.data;
+    q.dyt = ampi_dtype_or_f32(dy.dtype);
+    q.y = dx.data; q.yt = ampi_dtype_or_f32(dx.dtype);
+    q.add = accumulate & AMP_ACCUMULATE_INPUT;
+    const int group = q.add ? 0 : ampi_cuda_pool_tiles(&q, dx.data, q.yt, dy.data, q.dyt);
     if (group > 0) {
         void (*kernel)(ampi_cuda_pool) = q.p.kh == 3 ? ampi_k_pool_tiles_backward<3, 1>
                                          : group == 1 ? ampi_k_pool_tiles_backward<2, 1>
                                                       : ampi_k_pool_tiles_backward<2, 2>;
         return ampi_cuda_launch(exec, op, kernel, ampi_cuda_grid(q.tiles, AMPI_CUDA_BLOCK),
-            dim3(AMPI_CUDA_BLOCK), 0, q);
+                                dim3(AMPI_CUDA_BLOCK), 0, q);
     }
     return ampi_cuda_launch(exec, op, ampi_k_pool_backward, ampi_cuda_grid(n, AMPI_CUDA_BLOCK),
-        dim3(AMPI_CUDA_BLOCK), 0, q);
+                            dim3(AMPI_CUDA_BLOCK), 0, q);
 }
 
 /* Batch norm */
@@ -4728,7 +4707,7 @@ typedef struct ampi_cuda_bn {
     void *y, *dgamma, *dbeta;                     /* backward: y is dx */
     float *running_mean, *running_var, *save_mean, *save_invstd;
     const float *mean, *invstd;                   /* backward: what the forward pass saved */
-    amp_dtype xt, dyt, pt, yt, dpt;
+    amp_dtype xt, dyt, gt, bt, yt, dgt, dbt;
     size_t n, channels, spatial;
     float eps, momentum;
     unsigned char* held;
@@ -4828,7 +4807,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK) ampi_k_batch_norm(a
         else ampi_d_bn_evaluate(s, c, stats);
         __syncthreads();
         float mean = stats[0], invstd = stats[1];
-        float g = ampi_d_load_or(s.gamma, s.pt, c, 1.0f), b = ampi_d_load_or(s.beta, s.pt, c, 0.0f);
+        float g = ampi_d_load_or(s.gamma, s.gt, c, 1.0f), b = ampi_d_load_or(s.beta, s.bt, c, 0.0f);
         ampi_d_bn_walk<4, 0>(s, c, [&](float(&x)[8], float(&)[8], size_t i, size_t end) {
             for (int j = 0; j < 8; j++) x[j] = ampi_fma(1, (x[j] - mean) * invstd, g, b);
             ampi_d_store8(s.y, s.yt, i, end, x);
@@ -4845,9 +4824,8 @@ AMPI_FN dim3 ampi_cuda_bn_grid(const ampi_bn_plan* p, ampi_cuda_bn* s) {
 }
 
 AMPI_FN amp_result ampi_cuda_batch_norm_forward(const amp_batch_norm_shape* s, int training,
-        const void* x, amp_dtype x_dtype, const void* gamma, const void* beta,
-        amp_dtype param_dtype, float* running_mean, float* running_var, float* save_mean,
-        float* save_invstd, void* y, amp_dtype y_dtype, const amp_exec* exec) {
+        amp_ref x, amp_ref gamma, amp_ref beta, float* running_mean, float* running_var,
+        float* save_mean, float* save_invstd, amp_ref y, const amp_exec* exec) {
     const char* op = "amp_cuda_batch_norm_forward";
     ampi_bn_plan p;
     ampi_cuda_bn q = {};
@@ -4856,28 +4834,24 @@ AMPI_FN amp_result ampi_cuda_batch_norm_forward(const amp_batch_norm_shape* s, i
     const size_t n = ampi_area(ampi_area(p.n, p.channels), p.spatial);
     const int running = training ? AMPI_OUT | AMPI_NULL : AMPI_IN;
     const int saved = training ? AMPI_OUT : AMPI_OUT | AMPI_NULL;
-    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(n) },
-                                   { "y", y, y_dtype, AMPI_OUT, AMPI_FLAT(n) },
-                                   { "gamma", gamma, param_dtype, AMPI_NULL,
-                                       AMPI_FLAT(p.channels) },
-                                   { "beta", beta, param_dtype, AMPI_NULL, AMPI_FLAT(p.channels) },
-                                   { "running_mean", running_mean, AMP_F32, running,
-                                       AMPI_FLAT(p.channels) },
-                                   { "running_var", running_var, AMP_F32, running,
-                                       AMPI_FLAT(p.channels) },
-                                   { "save_mean", save_mean, AMP_F32, saved,
-                                       AMPI_FLAT(p.channels) },
-                                   { "save_invstd", save_invstd, AMP_F32, saved,
-                                       AMPI_FLAT(p.channels) } };
+    const ampi_argument list[] = { AMPI_ARG(x, AMPI_IN, n),
+                                   AMPI_ARG(y, AMPI_OUT, n),
+                                   AMPI_ARG(gamma, AMPI_NULL, p.channels),
+                                   AMPI_ARG(beta, AMPI_NULL, p.channels),
+                                   AMPI_ARG_F32(running_mean, running, p.channels),
+                                   AMPI_ARG_F32(running_var, running, p.channels),
+                                   AMPI_ARG_F32(save_mean, saved, p.channels),
+                                   AMPI_ARG_F32(save_invstd, saved, p.channels) };
     AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
-    q.x = x; q.gamma = gamma; q.beta = beta; q.y = y;
+    q.x = x.data; q.gamma = gamma.data; q.beta = beta.data; q.bt = ampi_dtype_or_f32(beta.dtype);
+    q.y = y.data;
     q.running_mean = running_mean; q.running_var = running_var;
     q.save_mean = save_mean; q.save_invstd = save_invstd;
-    q.xt = ampi_dtype_or_f32(x_dtype); q.pt = ampi_dtype_or_f32(param_dtype);
-    q.yt = ampi_dtype_or_f32(y_dtype);
+    q.xt = ampi_dtype_or_f32(x.dtype); q.gt = ampi_dtype_or_f32(gamma.dtype);
+    q.yt = ampi_dtype_or_f32(y.dtype);
     q.training = training;
     return ampi_cuda_launch(exec, op, ampi_k_batch_norm, ampi_cuda_bn_grid(&p, &q),
-        dim3(AMPI_CUDA_BN_BLOCK), AMPI_CUDA_BN_SHARED, q);
+                            dim3(AMPI_CUDA_BN_BLOCK), AMPI_CUDA_BN_SHARED, q);
 }
 
 /* v = the sums of dy and of dy * (x - mean), for all threads; one of them writes dgamma and
@@ -4892,8 +4866,8 @@ AMPI_D void ampi_d_bn_sums(const ampi_cuda_bn& s, size_t c, double (&v)[2], doub
     });
     ampi_d_group_sum<AMPI_CUDA_BN_BLOCK>(v, shared);
     if (threadIdx.x != 0) return;
-    ampi_d_store_one(s.dgamma, s.dpt, c, (float)(v[1] * (double)s.invstd[c]), s.accumulate);
-    ampi_d_store_one(s.dbeta, s.dpt, c, (float)v[0], s.accumulate);
+    ampi_d_store_one(s.dgamma, s.dgt, c, (float)(v[1] * (double)s.invstd[c]), s.accumulate);
+    ampi_d_store_one(s.dbeta, s.dbt, c, (float)v[0], s.accumulate);
 }
 
 /* With constant statistics: dx = dy * k, and the sums if anybody wants them. */
@@ -4905,7 +4879,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK)
     only.x = s.dy;
     only.xt = s.dyt;
     for (size_t c = blockIdx.x; c < s.channels; c += gridDim.x) {
-        const float k = s.invstd[c] * ampi_d_load_or(s.gamma, s.pt, c, 1.0f);
+        const float k = s.invstd[c] * ampi_d_load_or(s.gamma, s.gt, c, 1.0f);
         double v[2];
         if (s.dgamma || s.dbeta) ampi_d_bn_sums(s, c, v, shared);
         if (s.y)
@@ -4931,7 +4905,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK,
             double count = (double)s.n * (double)s.spatial, dot = v[1] * (double)invstd;
             slope[0] = (float)(v[0] / count);
             slope[1] = (float)(dot * (double)invstd / count);
-            slope[2] = invstd * ampi_d_load_or(s.gamma, s.pt, c, 1.0f);
+            slope[2] = invstd * ampi_d_load_or(s.gamma, s.gt, c, 1.0f);
         }
         __syncthreads();
         const float a = slope[0], b = slope[1], k = slope[2];
@@ -4942,38 +4916,32 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK,
     }
 }
 
-AMPI_FN amp_result ampi_cuda_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy,
-        amp_dtype dy_dtype, const void* x, amp_dtype x_dtype, const void* gamma,
-        amp_dtype param_dtype, const float* save_mean, const float* save_invstd, void* dx,
-        amp_dtype dx_dtype, void* dgamma, void* dbeta, amp_dtype dparam_dtype, int accumulate,
-        const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_batch_norm_backward(const amp_batch_norm_shape* s, amp_ref dy,
+        amp_ref x, amp_ref gamma, const float* save_mean, const float* save_invstd, amp_ref dx,
+        amp_ref dgamma, amp_ref dbeta, int accumulate, const amp_exec* exec) {
     const char* op = "amp_cuda_batch_norm_backward";
     ampi_bn_plan p;
     ampi_cuda_bn q = {};
     AMPI_TRY(ampi_bn_plan_make(s, 1, &p, ampi_exec_logger(exec)));
     const size_t n = ampi_area(ampi_area(p.n, p.channels), p.spatial);
-    const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_SAME, AMPI_FLAT(n) },
-                                   { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(n) },
-                                   { "gamma", gamma, param_dtype, AMPI_NULL,
-                                       AMPI_FLAT(p.channels) },
-                                   { "dx", dx, dx_dtype, AMPI_OUT | AMPI_SAME | AMPI_NULL,
-                                       AMPI_FLAT(n) },
-                                   { "save_mean", save_mean, AMP_F32, AMPI_IN,
-                                       AMPI_FLAT(p.channels) },
-                                   { "save_invstd", save_invstd, AMP_F32, AMPI_IN,
-                                       AMPI_FLAT(p.channels) },
-                                   { "dgamma", dgamma, dparam_dtype, AMPI_OUT | AMPI_NULL,
-                                       AMPI_FLAT(p.channels) },
-                                   { "dbeta", dbeta, dparam_dtype, AMPI_OUT | AMPI_NULL,
-                                       AMPI_FLAT(p.channels) } };
+    const ampi_argument list[] = { AMPI_ARG(dy, AMPI_SAME, n),
+                                   AMPI_ARG(x, AMPI_IN, n),
+                                   AMPI_ARG(gamma, AMPI_NULL, p.channels),
+                                   AMPI_ARG(dx, AMPI_OUT | AMPI_SAME | AMPI_NULL, n),
+                                   AMPI_ARG_F32(save_mean, AMPI_IN, p.channels),
+                                   AMPI_ARG_F32(save_invstd, AMPI_IN, p.channels),
+                                   AMPI_ARG(dgamma, AMPI_OUT | AMPI_NULL, p.channels),
+                                   AMPI_ARG(dbeta, AMPI_OUT | AMPI_NULL, p.channels) };
     AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
-    q.x = x; q.dy = dy; q.gamma = gamma; q.y = dx; q.dgamma = dgamma; q.dbeta = dbeta;
+    q.x = x.data; q.dy = dy.data; q.gamma = gamma.data; q.y = dx.data; q.dgamma = dgamma.data;
+    q.dbeta = dbeta.data;
     q.mean = save_mean; q.invstd = save_invstd;
-    q.xt = ampi_dtype_or_f32(x_dtype); q.dyt = ampi_dtype_or_f32(dy_dtype);
-    q.pt = ampi_dtype_or_f32(param_dtype);
-    q.yt = ampi_dtype_or_f32(dx_dtype); q.dpt = ampi_dtype_or_f32(dparam_dtype);
-    q.accumulate = ampi_adds_params(accumulate);
-    q.add = ampi_adds_input(accumulate);
+    q.xt = ampi_dtype_or_f32(x.dtype); q.dyt = ampi_dtype_or_f32(dy.dtype);
+    q.gt = ampi_dtype_or_f32(gamma.dtype);
+    q.yt = ampi_dtype_or_f32(dx.dtype); q.dgt = ampi_dtype_or_f32(dgamma.dtype);
+    q.dbt = ampi_dtype_or_f32(dbeta.dtype);
+    q.accumulate = accumulate & AMP_ACCUMULATE_PARAMS;
+    q.add = accumulate & AMP_ACCUMULATE_INPUT;
     return ampi_cuda_launch(exec, op, s->frozen ? ampi_k_batch_norm_frozen
         : ampi_k_batch_norm_backward, ampi_cuda_bn_grid(&p, &q), dim3(AMPI_CUDA_BN_BLOCK),
         AMPI_CUDA_BN_SHARED, q);
@@ -5031,7 +4999,7 @@ AMPI_D void ampi_d_eights(size_t d, F f) {
         if (i + (size_t)(k * T * 8) < d) f(k, i + (size_t)(k * T * 8));
 }
 
-/* One operand's row: elements [start, start + d) of x. */
+/* One operand's row: elements [start, start + d) of x; rows begin ld elements apart. */
 template <int KEEP>
 struct ampi_row {
     const void* x;
@@ -5043,9 +5011,10 @@ struct ampi_row {
 /* Lets the loads of a whole row start; ampi_d_row_open turns eight k into floats, later passes find
    them. */
 template <int T, int KEEP>
-AMPI_D void ampi_d_row_start(ampi_row<KEEP>& r, const void* x, amp_dtype t, size_t row, size_t d) {
+AMPI_D void ampi_d_row_start(ampi_row<KEEP>& r, const void* x, amp_dtype t, size_t row, size_t d,
+        size_t ld) {
     r.x = x; r.t = t;
-    r.start = row * d;
+    r.start = row * ld;
     r.end = r.start + d;
     if (KEEP > 0)
         ampi_d_eights<T,
@@ -5066,20 +5035,25 @@ AMPI_D void ampi_d_row_again(ampi_row<KEEP>& r, int k, size_t i) {
 
 /* Layer norm */
 
+/* Mean and 1/sqrt(variance + eps) of each row, in whole vectors. */
+AMPI_FN size_t ampi_cuda_ln_statistics_bytes(size_t rows) {
+    return ampi_round_up(rows * 2 * sizeof(float), 16);
+}
+
 typedef struct ampi_cuda_ln {
     const void *x, *dy, *gamma, *beta;
     void *y, *dgamma, *dbeta;          /* backward: y is dx */
     float *save_mean, *save_invstd;
     const float *mean, *invstd;
     float* partial;                    /* sums of the parts of the rows, or NULL */
-    amp_dtype xt, dyt, pt, yt, dpt;
+    amp_dtype xt, dyt, gt, bt, yt, dgt, dbt;
     size_t rows, d, parts;
     double inverse_d;
     float eps;
     int accumulate, add;               /* add: to what dx holds */
 } ampi_cuda_ln;
 
-/* Mean, in two parts, and then the mean square distance from it. */
+/* Mean, in two parts, and then the mean square distance from it; no y without q.y. */
 template <int T, int KEEP>
 static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_layer_norm(ampi_cuda_ln q) {
     ampi_ptx_grid_wait();
@@ -5087,7 +5061,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_layer_norm
     for (size_t row = ampi_d_group<T>(); row < q.rows; row += ampi_d_groups<T>()) {
         ampi_row<KEEP> x;
         double sum[1] = { 0.0 }, squares[1] = { 0.0 };
-        ampi_d_row_start<T>(x, q.x, q.xt, row, q.d);
+        ampi_d_row_start<T>(x, q.x, q.xt, row, q.d, q.d);
         ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
             ampi_d_row_open(x, k, i);
             sum[0] += (double)ampi_d_sum8(x.v[k]);
@@ -5104,11 +5078,11 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_layer_norm
         });
         ampi_d_group_sum<T>(squares, shared);
         const float invstd = __frsqrt_rn((float)fma(squares[0], q.inverse_d, (double)q.eps));
-        ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
+        if (q.y) ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
             float g[8], b[8];
             ampi_d_row_again(x, k, i);
-            ampi_d_load8_or(g, q.gamma, q.pt, i, q.d, 1.0f);
-            ampi_d_load8_or(b, q.beta, q.pt, i, q.d, 0.0f);
+            ampi_d_load8_or(g, q.gamma, q.gt, i, q.d, 1.0f);
+            ampi_d_load8_or(b, q.beta, q.bt, i, q.d, 0.0f);
             for (int j = 0; j < 8; j++) g[j] = ampi_fma(1, (x.v[k][j] - mean) * invstd, g[j], b[j]);
             ampi_d_store8(q.y, q.yt, x.start + i, x.end, g);
         });
@@ -5118,36 +5092,48 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_layer_norm
     }
 }
 
-AMPI_FN amp_result ampi_cuda_ln_check(const char* op, size_t d, float eps, const amp_exec* exec) {
-    AMPI_REFUSE_OP(d < 1, AMP_ERR_SHAPE, "%s: rows of no elements have no mean", op);
-    AMPI_REFUSE_OP(!ampi_has_finite_bits(&eps) || eps <= 0.0f, AMP_ERR_DESC,
-        "%s: eps %g must be greater than 0 and finite", op, (double)eps);
-    return AMP_OK;
+/* The statistics of rows whose forward pass saved none, in the front of the workspace; the rest of
+   it is left in *rest. */
+AMPI_FN amp_result ampi_cuda_ln_statistics(ampi_cuda_ln* q, const char* op, const amp_exec* exec,
+        amp_exec* rest) {
+    const size_t bytes = ampi_cuda_ln_statistics_bytes(q->rows);
+    float* own = (float*)ampi_cuda_scratch(exec, bytes);
+    ampi_cuda_ln forward = *q;
+    if (!own)
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_ARGUMENT,
+            "%s: %s is NULL: without it the call needs the workspace that layer_norm_workspace "
+            "tells", op, q->mean ? "save_invstd" : "save_mean");
+    q->mean = forward.save_mean = own;
+    q->invstd = forward.save_invstd = own + q->rows;
+    forward.y = NULL;
+    rest->workspace_size -= (size_t)((char*)own - (char*)rest->workspace) + bytes;
+    rest->workspace = (char*)own + bytes;
+    return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_layer_norm, q->rows, q->d, AMPI_CUDA_ROW_SHARED,
+        forward);
 }
 
-AMPI_FN amp_result ampi_cuda_layer_norm_forward(const void* x, amp_dtype x_dtype, const void* gamma,
-        const void* beta, amp_dtype param_dtype, float eps, float* save_mean, float* save_invstd,
-        void* y, amp_dtype y_dtype, size_t rows, size_t d, const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_layer_norm_forward(amp_ref x, amp_ref gamma, amp_ref beta, float eps,
+        float* save_mean, float* save_invstd, amp_ref y, size_t rows, size_t d,
+        const amp_exec* exec) {
     const char* op = "amp_cuda_layer_norm_forward";
     const size_t all = ampi_area(rows, d);
-    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(all) },
-                                   { "y", y, y_dtype, AMPI_OUT, AMPI_FLAT(all) },
-                                   { "gamma", gamma, param_dtype, AMPI_NULL, AMPI_FLAT(d) },
-                                   { "beta", beta, param_dtype, AMPI_NULL, AMPI_FLAT(d) },
-                                   { "save_mean", save_mean, AMP_F32, AMPI_OUT | AMPI_NULL,
-                                       AMPI_FLAT(rows) },
-                                   { "save_invstd", save_invstd, AMP_F32, AMPI_OUT | AMPI_NULL,
-                                       AMPI_FLAT(rows) } };
+    const ampi_argument list[] = { AMPI_ARG(x, AMPI_IN, all),
+                                   AMPI_ARG(y, AMPI_OUT, all),
+                                   AMPI_ARG(gamma, AMPI_NULL, d),
+                                   AMPI_ARG(beta, AMPI_NULL, d),
+                                   AMPI_ARG_F32(save_mean, AMPI_OUT | AMPI_NULL, rows),
+                                   AMPI_ARG_F32(save_invstd, AMPI_OUT | AMPI_NULL, rows) };
     ampi_cuda_ln q = {};
-    eps = ampi_is_zero(&eps) ? 1e-5f : eps;
+    ampi_rows f = ampi_rows_of(list, rows, d);
     AMPI_TRY(AMPI_CUDA_CHECK(exec, op, all, list));
-    AMPI_TRY(ampi_cuda_ln_check(op, d, eps, exec));
+    AMPI_TRY(ampi_ln_check(exec, op, &f, eps));
     if (rows == 0) return AMP_OK;
-    q.x = x; q.gamma = gamma; q.beta = beta; q.y = y; q.save_mean = save_mean;
+    q.x = x.data; q.gamma = gamma.data; q.beta = beta.data; q.bt = ampi_dtype_or_f32(beta.dtype);
+    q.y = y.data; q.save_mean = save_mean;
     q.save_invstd = save_invstd;
-    q.xt = ampi_dtype_or_f32(x_dtype); q.pt = ampi_dtype_or_f32(param_dtype);
-    q.yt = ampi_dtype_or_f32(y_dtype);
-    q.rows = rows; q.d = d; q.inverse_d = 1.0 / (double)d; q.eps = eps;
+    q.xt = ampi_dtype_or_f32(x.dtype); q.gt = ampi_dtype_or_f32(gamma.dtype);
+    q.yt = ampi_dtype_or_f32(y.dtype);
+    q.rows = rows; q.d = d; q.inverse_d = 1.0 / (double)d; q.eps = (float)f.eps;
     return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_layer_norm, rows, d, AMPI_CUDA_ROW_SHARED, q);
 }
 
@@ -5161,13 +5147,13 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T))
         ampi_row<KEEP> x, dy;
         double v[2] = { 0.0, 0.0 };
         const float mean = q.mean[row], invstd = q.invstd[row];
-        ampi_d_row_start<T>(x, q.x, q.xt, row, q.d);
-        ampi_d_row_start<T>(dy, q.dy, q.dyt, row, q.d);
+        ampi_d_row_start<T>(x, q.x, q.xt, row, q.d, q.d);
+        ampi_d_row_start<T>(dy, q.dy, q.dyt, row, q.d, q.d);
         ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
             float g[8], h[8];
             ampi_d_row_open(x, k, i);
             ampi_d_row_open(dy, k, i);
-            ampi_d_load8_or(g, q.gamma, q.pt, i, q.d, 1.0f);
+            ampi_d_load8_or(g, q.gamma, q.gt, i, q.d, 1.0f);
             for (int j = 0; j < 8; j++) g[j] = dy.v[k][j] * g[j];
             for (int j = 0; j < 8; j++) h[j] = x.v[k][j] - mean;
             v[0] += (double)ampi_d_sum8(g);
@@ -5180,7 +5166,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T))
             float g[8];
             ampi_d_row_again(x, k, i);
             ampi_d_row_again(dy, k, i);
-            ampi_d_load8_or(g, q.gamma, q.pt, i, q.d, 1.0f);
+            ampi_d_load8_or(g, q.gamma, q.gt, i, q.d, 1.0f);
             for (int j = 0; j < 8; j++)
                 g[j] = ampi_fma(1, mean - x.v[k][j], b, ampi_fma(1, dy.v[k][j], g[j], -a)) * invstd;
             ampi_d_give8(q.y, q.yt, x.start + i, x.end, g, q.add);
@@ -5204,13 +5190,14 @@ AMPI_FN size_t ampi_cuda_ln_partial_bytes(size_t rows, size_t d) {
 }
 
 AMPI_FN size_t ampi_cuda_layer_norm_workspace(size_t rows, size_t d) {
-    size_t bytes = ampi_cuda_ln_partial_bytes(rows, d);
-    return bytes && bytes < SIZE_MAX - 16 ? bytes + 16 : 0;
+    const size_t bytes = ampi_cuda_ln_partial_bytes(rows, d);
+    const size_t all = bytes + ampi_cuda_ln_statistics_bytes(rows) + 16;
+    return rows > SIZE_MAX / 64 || all < bytes ? 0 : all;
 }
 
 /* Adds the rows from `row` on, two with their loads under way together, four to a float sum. */
 AMPI_D void ampi_d_ln_down(const ampi_cuda_ln& q, size_t row, size_t last, size_t i,
-        double (&dg)[8], double (&db)[8]) {
+                           double (&dg)[8], double (&db)[8]) {
     for (; row < last; row += 4 * (size_t)AMPI_CUDA_LN_WARPS) {
         float g[8] = {}, b[8] = {};
         AMPI_ROLLED
@@ -5274,8 +5261,8 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
         q.partial[(2 * part + 1) * q.d + column] = b;
     }
     if (q.partial || column >= q.d) return;
-    ampi_d_store_one(q.dgamma, q.dpt, column, (float)dgamma, q.accumulate);
-    ampi_d_store_one(q.dbeta, q.dpt, column, (float)dbeta, q.accumulate);
+    ampi_d_store_one(q.dgamma, q.dgt, column, (float)dgamma, q.accumulate);
+    ampi_d_store_one(q.dbeta, q.dbt, column, (float)dbeta, q.accumulate);
 }
 
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_layer_norm_parts(ampi_cuda_ln q) {
@@ -5287,8 +5274,8 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_layer_norm_part
         dgamma += (double)q.partial[2 * part * q.d + column];
         dbeta += (double)q.partial[(2 * part + 1) * q.d + column];
     }
-    ampi_d_store_one(q.dgamma, q.dpt, column, (float)dgamma, q.accumulate);
-    ampi_d_store_one(q.dbeta, q.dpt, column, (float)dbeta, q.accumulate);
+    ampi_d_store_one(q.dgamma, q.dgt, column, (float)dgamma, q.accumulate);
+    ampi_d_store_one(q.dbeta, q.dbt, column, (float)dbeta, q.accumulate);
 }
 
 AMPI_FN amp_result ampi_cuda_ln_columns(ampi_cuda_ln q, const char* op, const amp_exec* exec) {
@@ -5304,41 +5291,42 @@ AMPI_FN amp_result ampi_cuda_ln_columns(ampi_cuda_ln q, const char* op, const am
         0, q);
 }
 
-AMPI_FN amp_result ampi_cuda_layer_norm_backward(const void* dy, amp_dtype dy_dtype, const void* x,
-        amp_dtype x_dtype, const void* gamma, amp_dtype param_dtype, const float* save_mean,
-        const float* save_invstd, void* dx, amp_dtype dx_dtype, void* dgamma, void* dbeta,
-        amp_dtype dparam_dtype, int accumulate, size_t rows, size_t d, const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_layer_norm_backward(amp_ref dy, amp_ref x, amp_ref gamma, float eps,
+        const float* save_mean, const float* save_invstd, amp_ref dx, amp_ref dgamma,
+        amp_ref dbeta, int accumulate, size_t rows, size_t d, const amp_exec* exec) {
     const char* op = "amp_cuda_layer_norm_backward";
     const size_t all = ampi_area(rows, d);
-    const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_IN, AMPI_FLAT(all) },
-                                   { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(all) },
-                                   { "gamma", gamma, param_dtype, AMPI_NULL, AMPI_FLAT(d) },
-                                   { "dx", dx, dx_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(all) },
-                                   { "save_mean", save_mean, AMP_F32, AMPI_IN, AMPI_FLAT(rows) },
-                                   { "save_invstd", save_invstd, AMP_F32, AMPI_IN,
-                                       AMPI_FLAT(rows) },
-                                   { "dgamma", dgamma, dparam_dtype, AMPI_OUT | AMPI_NULL,
-                                       AMPI_FLAT(d) },
-                                   { "dbeta", dbeta, dparam_dtype, AMPI_OUT | AMPI_NULL,
-                                       AMPI_FLAT(d) } };
+    const ampi_argument list[] = { AMPI_ARG(dy, AMPI_IN, all),
+                                   AMPI_ARG(x, AMPI_IN, all),
+                                   AMPI_ARG(gamma, AMPI_NULL, d),
+                                   AMPI_ARG(dx, AMPI_OUT | AMPI_NULL, all),
+                                   AMPI_ARG_F32(save_mean, AMPI_NULL, rows),
+                                   AMPI_ARG_F32(save_invstd, AMPI_NULL, rows),
+                                   AMPI_ARG(dgamma, AMPI_OUT | AMPI_NULL, d),
+                                   AMPI_ARG(dbeta, AMPI_OUT | AMPI_NULL, d) };
     ampi_cuda_ln q = {};
+    ampi_rows f = ampi_rows_of(list, rows, d);
+    amp_exec rest = exec ? *exec : amp_exec();
     AMPI_TRY(AMPI_CUDA_CHECK(exec, op, all, list));
-    AMPI_TRY(ampi_cuda_ln_check(op, d, 1.0f, exec));
-    if (rows == 0) {
-        if (ampi_adds_params(accumulate)) return AMP_OK;
-        AMPI_TRY(ampi_cuda_check_pointer(exec, op, "dgamma", dgamma));
-        AMPI_TRY(ampi_cuda_check_pointer(exec, op, "dbeta", dbeta));
-    }
-    q.x = x; q.dy = dy; q.gamma = gamma; q.y = dx; q.dgamma = dgamma; q.dbeta = dbeta;
+    AMPI_TRY(ampi_ln_check(exec, op, &f, eps));
+    if (rows == 0 && accumulate & AMP_ACCUMULATE_PARAMS) return AMP_OK;
+    if (rows == 0) AMPI_TRY(ampi_cuda_check_pointer(exec, op, "dgamma", dgamma.data));
+    if (rows == 0) AMPI_TRY(ampi_cuda_check_pointer(exec, op, "dbeta", dbeta.data));
+    q.x = x.data; q.dy = dy.data; q.gamma = gamma.data; q.y = dx.data; q.dgamma = dgamma.data;
+    q.dbeta = dbeta.data;
     q.mean = save_mean; q.invstd = save_invstd;
-    q.xt = ampi_dtype_or_f32(x_dtype); q.dyt = ampi_dtype_or_f32(dy_dtype);
-    q.pt = ampi_dtype_or_f32(param_dtype);
-    q.yt = ampi_dtype_or_f32(dx_dtype); q.dpt = ampi_dtype_or_f32(dparam_dtype);
+    q.xt = ampi_dtype_or_f32(x.dtype); q.dyt = ampi_dtype_or_f32(dy.dtype);
+    q.gt = ampi_dtype_or_f32(gamma.dtype);
+    q.yt = ampi_dtype_or_f32(dx.dtype); q.dgt = ampi_dtype_or_f32(dgamma.dtype);
+    q.dbt = ampi_dtype_or_f32(dbeta.dtype);
     q.rows = rows; q.d = d; q.inverse_d = 1.0 / (double)d;
-    q.accumulate = ampi_adds_params(accumulate);
-    q.add = ampi_adds_input(accumulate);
-    if (dgamma || dbeta) AMPI_TRY(ampi_cuda_ln_columns(q, op, exec));
-    if (!dx || rows == 0) return AMP_OK;
+    q.accumulate = accumulate & AMP_ACCUMULATE_PARAMS;
+    q.add = accumulate & AMP_ACCUMULATE_INPUT;
+    q.eps = (float)f.eps;
+    if (rows > 0 && (!save_mean || !save_invstd))
+        AMPI_TRY(ampi_cuda_ln_statistics(&q, op, exec, &rest));
+    if (dgamma.data || dbeta.data) AMPI_TRY(ampi_cuda_ln_columns(q, op, &rest));
+    if (!dx.data || rows == 0) return AMP_OK;
     return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_layer_norm_backward, rows, d,
         AMPI_CUDA_ROW_SHARED, q);
 }
@@ -5351,6 +5339,10 @@ AMPI_FN amp_result ampi_cuda_layer_norm_backward(const void* dy, amp_dtype dy_dt
    it. */
 template <typename F>
 AMPI_D void ampi_d_begin(F&) {}
+
+/* Whether the result is added to what y holds. */
+template <typename F>
+AMPI_D int ampi_d_adds(const F&) { return 0; }
 
 template <typename F>
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_map(ampi_cuda_map m, F f) {
@@ -5369,7 +5361,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_map(ampi_cuda_m
             ampi_d_widen8(v, a[0], m.at);
             if (m.b) ampi_d_widen8(w, b[0], m.bt);
             ampi_d_apply(f, v, w, at);
-            ampi_d_store8(m.y, m.yt, at, m.n, v);
+            ampi_d_give8(m.y, m.yt, at, m.n, v, ampi_d_adds(f));
             a[0] = a[1];      /* the second eight takes the place of the first: f is there once */
             b[0] = b[1];
         }
@@ -5381,11 +5373,12 @@ static amp_result ampi_cuda_map_run(const amp_exec* exec, const char* op, const 
         const F& f) {
     if (m.n == 0) return AMP_OK;
     return ampi_cuda_launch(exec, op, ampi_k_map<F>, ampi_cuda_grid(m.n, AMPI_CUDA_TILE),
-        dim3(AMPI_CUDA_BLOCK), 0, m, f);
+                            dim3(AMPI_CUDA_BLOCK), 0, m, f);
 }
 
 struct ampi_op_activation { amp_activation f; };
-struct ampi_op_activation_slope { amp_activation f; };
+struct ampi_op_activation_slope { amp_activation f; int add; };
+AMPI_D int ampi_d_adds(const ampi_op_activation_slope& op) { return op.add; }
 struct ampi_op_add { int unused; };
 struct ampi_op_dropout {
     float p, scale;
@@ -5427,58 +5420,56 @@ AMPI_D void ampi_d_apply(const ampi_op_dropout& op, float (&v)[8], float (&)[8],
     }
 }
 
-AMPI_FN amp_result ampi_cuda_activation_forward(amp_activation f, const void* x, amp_dtype x_dtype,
-        void* y, amp_dtype y_dtype, size_t n, const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_activation_forward(amp_activation f, amp_ref x, amp_ref y, size_t n,
+        const amp_exec* exec) {
     const char* op = "amp_cuda_activation_forward";
-    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_SAME, AMPI_FLAT(n) },
-                                   { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) } };
+    const ampi_argument list[] = { AMPI_ARG(x, AMPI_SAME, n),
+                                   AMPI_ARG(y, AMPI_OUT | AMPI_SAME, n) };
     const ampi_op_activation functor = { f };
     AMPI_TRY(ampi_check_activation(exec, f));
     AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
-    return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(x, x_dtype, NULL, AMP_F32, y, y_dtype, n),
+    return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(x, AMP_NONE, y, n),
         functor);
 }
 
-AMPI_FN amp_result ampi_cuda_activation_backward(amp_activation f, const void* dy,
-        amp_dtype dy_dtype, const void* saved, amp_dtype saved_dtype, void* dx, amp_dtype dx_dtype,
-        size_t n, const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_activation_backward(amp_activation f, amp_ref dy, amp_ref saved,
+        amp_ref dx, int accumulate, size_t n, const amp_exec* exec) {
     const char* op = "amp_cuda_activation_backward";
-    const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_SAME, AMPI_FLAT(n) },
-                                   { "saved", saved, saved_dtype, AMPI_IN, AMPI_FLAT(n) },
-                                   { "dx", dx, dx_dtype, AMPI_OUT | AMPI_SAME | AMPI_NULL,
-                                       AMPI_FLAT(n) } };
-    const ampi_op_activation_slope functor = { f };
+    const int add = accumulate & AMP_ACCUMULATE_INPUT, same = add ? AMPI_IN : AMPI_SAME;
+    const ampi_argument list[] = { AMPI_ARG(dy, same, n),
+                                   AMPI_ARG(saved, AMPI_IN, n),
+                                   AMPI_ARG(dx, AMPI_OUT | AMPI_NULL | same, n) };
+    const ampi_op_activation_slope functor = { f, add };
     AMPI_TRY(ampi_check_activation(exec, f));
     AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
-    if (!dx) return AMP_OK;
-    return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(dy, dy_dtype, saved, saved_dtype, dx,
-        dx_dtype, n), functor);
+    if (!dx.data) return AMP_OK;
+    return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(dy, saved, dx, n), functor);
 }
 
 /* amp_dropout_forward with a second part of the offset in device memory, offset + *position *
    stride, which a captured graph can move on. */
-AMPI_FN amp_result ampi_cuda_dropout_forward(const void* x, amp_dtype xt, void* y, amp_dtype yt,
-        size_t n, float p, uint64_t seed, uint64_t offset, const uint64_t* position,
-        uint64_t stride, const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_dropout_forward(amp_ref x, amp_ref y, size_t n, float p, uint64_t seed,
+        uint64_t offset, const uint64_t* position, uint64_t stride, const amp_exec* exec) {
     const char* op = "amp_cuda_dropout_forward";
-    const ampi_argument list[] = { { "x", x, xt, AMPI_SAME, AMPI_FLAT(n) },
-                                   { "y", y, yt, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) } };
+    const ampi_argument list[] = { AMPI_ARG(x, AMPI_SAME, n),
+                                   AMPI_ARG(y, AMPI_OUT | AMPI_SAME, n) };
     AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
-    AMPI_REFUSE_OP(!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC,
-        "%s: probability %g is outside [0,1)", op, (double)p);
+    if (!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE))
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC,
+                         "%s: probability %g is outside [0,1)", op, (double)p);
     const ampi_op_dropout functor = { p, 1.0f / (1.0f - p), seed, offset, stride, position };
-    return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(x, xt, NULL, AMP_F32, y, yt, n), functor);
+    return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(x, AMP_NONE, y, n), functor);
 }
 
-AMPI_FN amp_result ampi_cuda_add_forward(const void* a, amp_dtype a_dtype, const void* b,
-        amp_dtype b_dtype, void* y, amp_dtype y_dtype, size_t n, const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_add_forward(amp_ref a, amp_ref b, amp_ref y, size_t n,
+        const amp_exec* exec) {
     const char* op = "amp_cuda_add_forward";
-    const ampi_argument list[] = { { "a", a, a_dtype, AMPI_SAME, AMPI_FLAT(n) },
-                                   { "b", b, b_dtype, AMPI_SAME, AMPI_FLAT(n) },
-                                   { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) } };
+    const ampi_argument list[] = { AMPI_ARG(a, AMPI_SAME, n),
+                                   AMPI_ARG(b, AMPI_SAME, n),
+                                   AMPI_ARG(y, AMPI_OUT | AMPI_SAME, n) };
     const ampi_op_add functor = { 0 };
     AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
-    return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(a, a_dtype, b, b_dtype, y, y_dtype, n),
+    return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(a, b, y, n),
         functor);
 }
 
@@ -5521,33 +5512,33 @@ AMPI_FN amp_result ampi_cuda_columns_run(const amp_exec* exec, const char* op,
     size_t n = q.rows * ((q.d + 7) / 8);
     if (n == 0) return AMP_OK;
     return ampi_cuda_launch(exec, op, ampi_k_columns, ampi_cuda_grid(n, AMPI_CUDA_BLOCK),
-        dim3(AMPI_CUDA_BLOCK), 0, q);
+                            dim3(AMPI_CUDA_BLOCK), 0, q);
 }
 
-AMPI_FN amp_result ampi_cuda_concat_forward(const void* x, amp_dtype x_dtype, size_t d, void* y,
-        amp_dtype y_dtype, size_t d_total, size_t column, size_t rows, const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_concat_forward(amp_ref x, size_t d, amp_ref y, size_t d_total,
+        size_t column, size_t rows, const amp_exec* exec) {
     const char* op = "amp_cuda_concat_forward";
     const int none = d == 0 ? AMPI_NULL : 0;
     const size_t n = ampi_area(rows, d ? d_total : 0);
-    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN | none, AMPI_FLAT(rows * d) },
-                                   { "y", y, y_dtype, AMPI_OUT | none, AMPI_FLAT(n) } };
-    const ampi_cuda_columns q = { x, y, ampi_dtype_or_f32(x_dtype), ampi_dtype_or_f32(y_dtype), 0,
-        d, column, d_total, rows, d, 0 };
+    const ampi_argument list[] = { AMPI_ARG(x, AMPI_IN | none, rows * d),
+                                   AMPI_ARG(y, AMPI_OUT | none, n) };
+    const ampi_cuda_columns q = { x.data, y.data, ampi_dtype_or_f32(x.dtype),
+                                  ampi_dtype_or_f32(y.dtype), 0, d, column, d_total, rows, d, 0 };
     AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
     AMPI_TRY(ampi_check_columns(exec, op, d, d_total, column));
     return ampi_cuda_columns_run(exec, op, q);
 }
 
-AMPI_FN amp_result ampi_cuda_concat_backward(const void* y, amp_dtype y_dtype, size_t d_total,
-        size_t column, void* x, amp_dtype x_dtype, size_t d, size_t rows, int accumulate,
-        const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_concat_backward(amp_ref y, size_t d_total, size_t column, amp_ref x,
+        size_t d, size_t rows, int accumulate, const amp_exec* exec) {
     const char* op = "amp_cuda_concat_backward";
     const int none = d == 0 ? AMPI_NULL : 0;
     const size_t n = ampi_area(rows, d ? d_total : 0);
-    const ampi_argument list[] = { { "y", y, y_dtype, AMPI_IN | none, AMPI_FLAT(n) },
-                                   { "x", x, x_dtype, AMPI_OUT | none, AMPI_FLAT(rows * d) } };
-    const ampi_cuda_columns q = { y, x, ampi_dtype_or_f32(y_dtype), ampi_dtype_or_f32(x_dtype),
-        column, d_total, 0, d, rows, d, accumulate != 0 };
+    const ampi_argument list[] = { AMPI_ARG(y, AMPI_IN | none, n),
+                                   AMPI_ARG(x, AMPI_OUT | none, rows * d) };
+    const ampi_cuda_columns q = { y.data, x.data, ampi_dtype_or_f32(y.dtype),
+                                  ampi_dtype_or_f32(x.dtype), column, d_total, 0, d, rows, d,
+                                      accumulate & AMP_ACCUMULATE_INPUT };
     AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
     AMPI_TRY(ampi_check_columns(exec, op, d, d_total, column));
     return ampi_cuda_columns_run(exec, op, q);
@@ -5560,6 +5551,7 @@ typedef struct ampi_cuda_softmax {
     void* y;                 /* backward: dx */
     amp_dtype xt, dyt, yt;
     size_t rows, d;
+    int add;                 /* backward: to what dx holds */
 } ampi_cuda_softmax;
 
 /* Turns the floats of a row into e = exp(x - max), which ampi_d_row_exp_again finds again; returns
@@ -5603,7 +5595,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_softmax(am
         ampi_row<KEEP> x;
         float max;
         double unused;
-        ampi_d_row_start<T>(x, q.x, q.xt, row, q.d);
+        ampi_d_row_start<T>(x, q.x, q.xt, row, q.d, q.d);
         const float inverse = 1.0f / ampi_d_row_exp<T>(x, q.d, &max, &unused, shared);
         ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
             ampi_d_row_exp_again(x, k, i, max);
@@ -5622,8 +5614,8 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T))
     for (size_t row = ampi_d_group<T>(); row < q.rows; row += ampi_d_groups<T>()) {
         ampi_row<KEEP> y, dy;
         double dot[1] = { 0.0 };
-        ampi_d_row_start<T>(y, q.x, q.xt, row, q.d);
-        ampi_d_row_start<T>(dy, q.dy, q.dyt, row, q.d);
+        ampi_d_row_start<T>(y, q.x, q.xt, row, q.d, q.d);
+        ampi_d_row_start<T>(dy, q.dy, q.dyt, row, q.d, q.d);
         ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
             ampi_d_row_open(y, k, i);
             ampi_d_row_open(dy, k, i);
@@ -5635,36 +5627,36 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T))
             ampi_d_row_again(y, k, i);
             ampi_d_row_again(dy, k, i);
             for (int j = 0; j < 8; j++) y.v[k][j] *= dy.v[k][j] - sum;
-            ampi_d_store8(q.y, q.yt, y.start + i, y.end, y.v[k]);
+            ampi_d_give8(q.y, q.yt, y.start + i, y.end, y.v[k], q.add);
         });
     }
 }
 
-AMPI_FN amp_result ampi_cuda_softmax_forward(const void* x, amp_dtype x_dtype, void* y,
-        amp_dtype y_dtype, size_t rows, size_t d, const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_softmax_forward(amp_ref x, amp_ref y, size_t rows, size_t d,
+        const amp_exec* exec) {
     const char* op = "amp_cuda_softmax_forward";
     const size_t all = ampi_area(rows, d);
-    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_SAME, AMPI_FLAT(all) },
-                                   { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(all) } };
-    const ampi_cuda_softmax q = { x, NULL, y, ampi_dtype_or_f32(x_dtype), AMP_F32,
-        ampi_dtype_or_f32(y_dtype), rows, d };
+    const ampi_argument list[] = { AMPI_ARG(x, AMPI_SAME, all),
+                                   AMPI_ARG(y, AMPI_OUT | AMPI_SAME, all) };
+    const ampi_cuda_softmax q = { x.data, NULL, y.data, ampi_dtype_or_f32(x.dtype), AMP_F32,
+        ampi_dtype_or_f32(y.dtype), rows, d, 0 };
     AMPI_TRY(AMPI_CUDA_CHECK(exec, op, all, list));
     if (rows == 0 || d == 0) return AMP_OK;
     return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_softmax, rows, d, AMPI_CUDA_ROW_SHARED, q);
 }
 
-AMPI_FN amp_result ampi_cuda_softmax_backward(const void* dy, amp_dtype dy_dtype, const void* y,
-        amp_dtype y_dtype, void* dx, amp_dtype dx_dtype, size_t rows, size_t d,
-        const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_softmax_backward(amp_ref dy, amp_ref y, amp_ref dx, int accumulate,
+        size_t rows, size_t d, const amp_exec* exec) {
     const char* op = "amp_cuda_softmax_backward";
     const size_t all = ampi_area(rows, d);
-    const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_IN, AMPI_FLAT(all) },
-                                   { "y", y, y_dtype, AMPI_IN, AMPI_FLAT(all) },
-                                   { "dx", dx, dx_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(all) } };
-    const ampi_cuda_softmax q = { y, dy, dx, ampi_dtype_or_f32(y_dtype),
-        ampi_dtype_or_f32(dy_dtype), ampi_dtype_or_f32(dx_dtype), rows, d };
+    const ampi_argument list[] = { AMPI_ARG(dy, AMPI_IN, all),
+                                   AMPI_ARG(y, AMPI_IN, all),
+                                   AMPI_ARG(dx, AMPI_OUT | AMPI_NULL, all) };
+    const ampi_cuda_softmax q = { y.data, dy.data, dx.data, ampi_dtype_or_f32(y.dtype),
+                                  ampi_dtype_or_f32(dy.dtype), ampi_dtype_or_f32(dx.dtype), rows, d,
+        accumulate & AMP_ACCUMULATE_INPUT };
     AMPI_TRY(AMPI_CUDA_CHECK(exec, op, all, list));
-    if (!dx || rows == 0 || d == 0) return AMP_OK;
+    if (!dx.data || rows == 0 || d == 0) return AMP_OK;
     return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_softmax_backward, rows, d, AMPI_CUDA_ROW_SHARED,
         q);
 }
@@ -5684,13 +5676,33 @@ typedef struct ampi_cuda_loss {
     double* parts;               /* the workspace, or NULL */
     amp_dtype xt, tt;
     size_t n, d, count, tile;    /* terms, classes, parts, terms of a tile */
+    size_t ld;                   /* of the cross-entropy's rows */
+    int32_t ignored;             /* a label without loss, if `ignores` */
+    int ignores;
     float smoothing;
     ampi_loss kind;
 } ampi_cuda_loss;
 
+AMPI_D bool ampi_d_is_ignored(const ampi_cuda_loss& q, int32_t label) {
+    return q.ignores && label == q.ignored;
+}
+
+/* The terms of a mean, at least 1: rows whose label is ignored do not count. All threads of the
+   block count them together. */
+AMPI_D size_t ampi_d_loss_terms(const ampi_cuda_loss& q) {
+    size_t n = 0;
+    if (!q.ignores) return q.n;
+    for (size_t i = 0; i < q.n; i += blockDim.x) {
+        const size_t row = i + threadIdx.x;
+        n += (size_t)__syncthreads_count(row < q.n && q.labels[row] != q.ignored);
+    }
+    return n > 0 ? n : 1;
+}
+
 AMPI_D void ampi_d_loss_mean(const ampi_cuda_loss& q, const double* parts, double* shared) {
-    double sum = ampi_d_parts_sum(parts, q.count, shared);
-    if (threadIdx.x == 0) *q.loss = (float)(sum / (double)q.n);
+    const size_t n = ampi_d_loss_terms(q);  /* first: not all threads of a block add parts */
+    const double sum = ampi_d_parts_sum(parts, q.count, shared);
+    if (threadIdx.x == 0) *q.loss = (float)(sum / (double)n);
 }
 
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_loss_mean(ampi_cuda_loss q) {
@@ -5769,7 +5781,8 @@ AMPI_D double ampi_d_cross_entropy_row(const ampi_cuda_loss& q, size_t row, doub
     float max, sum;
     double total[1];
     const int32_t label = q.labels[row];
-    ampi_d_row_start<T>(x, q.x, q.xt, row, q.d);
+    if (ampi_d_is_ignored(q, label)) return 0.0;
+    ampi_d_row_start<T>(x, q.x, q.xt, row, q.d, q.ld);
     sum = ampi_d_row_exp<T>(x, q.d, &max, total, shared);
     if (!ampi_d_is_label(q, label)) return (double)ampi_float(0x7fc00000u);
     if (q.smoothing > 0.0f) ampi_d_group_sum<T>(total, shared);
@@ -5831,6 +5844,7 @@ AMPI_D double ampi_d_few_row(const ampi_cuda_loss& q, const float* tile, unsigne
     const unsigned d = (unsigned)q.d;
     float max = ampi_float(0xff800000u);
     double sum = 0.0, total = 0.0;
+    if (ampi_d_is_ignored(q, label)) return 0.0;
     if (!ampi_d_is_label(q, label)) return (double)ampi_float(0x7fc00000u);
     AMPI_D_UNROLL4
     for (unsigned j = 0; j < d; j++) max = ampi_d_larger(max, tile[ampi_d_gapped(i + j)]);
@@ -5870,20 +5884,30 @@ AMPI_FN amp_result ampi_cuda_loss_end(const ampi_cuda_loss& q, const char* op,
         const amp_exec* exec) {
     if (!q.parts) return AMP_OK;
     return ampi_cuda_launch(exec, op, ampi_k_loss_mean, dim3(1), dim3(AMPI_CUDA_BLOCK),
-        AMPI_CUDA_BLOCK / 32 * sizeof(double), q);
+                            AMPI_CUDA_BLOCK / 32 * sizeof(double), q);
 }
 
 enum { AMPI_CUDA_LOSS_SHARED = (32 + AMPI_CUDA_LOSS_PARTS) * 8 };
 
-AMPI_FN amp_result ampi_cuda_check_labels(const amp_exec* exec, const char* op,
-        const int32_t* labels, float smoothing, size_t n, size_t classes) {
+/* Rows of a cross-entropy. Refuses sizes, a desc or a pointer that are out of range; labels lie on
+   the device and are not looked at. */
+AMPI_FN amp_result ampi_cuda_cross_entropy_init(ampi_cuda_loss* q, const amp_exec* exec,
+        const char* op, amp_ref logits, const int32_t* labels, const amp_cross_entropy_desc* desc,
+        size_t ld, size_t n, size_t classes) {
     const amp_logger* log = ampi_exec_logger(exec);
     AMPI_REFUSE_WITH(log, n < 1 || classes < 1 || classes > INT32_MAX, AMP_ERR_SHAPE,
-        "%s: %lld rows of %lld classes need sizes of 1 to 2^31-1", op, ampi_shown(n),
-        ampi_shown(classes));
-    AMPI_REFUSE_WITH(log, !ampi_in_range(&smoothing, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC,
-        "%s: smoothing %g is outside [0,1)", op, (double)smoothing);
+            "%s: %lld rows of %lld classes need sizes of 1 to 2^31-1", op, ampi_shown(n),
+            ampi_shown(classes));
+    if (desc) q->smoothing = desc->smoothing;
+    AMPI_REFUSE_WITH(log, !ampi_in_range(&q->smoothing, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC,
+            "%s: smoothing %g is outside [0,1)", op, (double)q->smoothing);
+    AMPI_REFUSE_WITH(log, ld < classes, AMP_ERR_ARGUMENT,
+            "%s: ld is %lld, but a row has %lld classes", op, ampi_shown(ld), ampi_shown(classes));
     AMPI_REFUSE_WITH(log, !labels, AMP_ERR_ARGUMENT, "%s: labels is NULL", op);
+    q->x = logits.data; q->xt = ampi_dtype_or_f32(logits.dtype); q->labels = labels;
+    q->n = n; q->d = classes; q->ld = ld;
+    q->ignores = desc && desc->ignored;
+    if (q->ignores) q->ignored = *desc->ignored;
     return ampi_cuda_check_pointer(exec, op, "labels", labels);
 }
 
@@ -5892,7 +5916,7 @@ AMPI_FN amp_result ampi_cuda_few_run(ampi_cuda_loss* q, const char* op, const am
     size_t parts = ampi_min_size(ampi_cuda_parts(q->n, q->tile), AMPI_CUDA_FEW_PARTS);
     parts = ampi_cuda_loss_plan(q, parts, 1, exec);
     return ampi_cuda_launch(exec, op, ampi_k_cross_entropy_few, dim3((unsigned)parts),
-        dim3(AMPI_CUDA_FEW_BLOCK), AMPI_CUDA_FEW_SHARED, *q);
+                            dim3(AMPI_CUDA_FEW_BLOCK), AMPI_CUDA_FEW_SHARED, *q);
 }
 
 AMPI_FN amp_result ampi_cuda_many_run(ampi_cuda_loss* q, const char* op, const amp_exec* exec) {
@@ -5902,21 +5926,20 @@ AMPI_FN amp_result ampi_cuda_many_run(ampi_cuda_loss* q, const char* op, const a
         AMPI_CUDA_LOSS_SHARED, *q);
 }
 
-AMPI_FN amp_result ampi_cuda_softmax_cross_entropy_forward(const void* logits,
-        amp_dtype logits_dtype, const int32_t* labels, float smoothing, float* loss, size_t n,
-        size_t classes, const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_softmax_cross_entropy_forward(amp_ref logits, const int32_t* labels,
+        const amp_cross_entropy_desc* desc, float* loss, size_t n, size_t classes,
+        const amp_exec* exec) {
     const char* op = "amp_cuda_softmax_cross_entropy_forward";
-    const size_t all = ampi_area(n, classes);
-    const ampi_argument list[] = { { "logits", logits, logits_dtype, AMPI_IN, AMPI_FLAT(all) },
-                                   { "loss", loss, AMP_F32, AMPI_OUT, AMPI_FLAT(1) } };
+    size_t ld;
+    const size_t all = ampi_cross_entropy_span(desc, n, classes, &ld);
+    const ampi_argument list[] = { AMPI_ARG(logits, AMPI_IN, all),
+                                   AMPI_ARG_F32(loss, AMPI_OUT, 1) };
     ampi_cuda_loss q = {};
     AMPI_TRY(AMPI_CUDA_CHECK(exec, op, all, list));
-    AMPI_TRY(ampi_cuda_check_labels(exec, op, labels, smoothing, n, classes));
-    q.x = logits; q.xt = ampi_dtype_or_f32(logits_dtype); q.labels = labels;
-    q.smoothing = smoothing; q.loss = loss;
-    q.n = n; q.d = classes;
-    AMPI_TRY(classes <= AMPI_CUDA_FEW ? ampi_cuda_few_run(&q, op, exec) : ampi_cuda_many_run(&q, op,
-        exec));
+    AMPI_TRY(ampi_cuda_cross_entropy_init(&q, exec, op, logits, labels, desc, ld, n, classes));
+    q.loss = loss;
+    if (classes <= AMPI_CUDA_FEW && ld == classes) AMPI_TRY(ampi_cuda_few_run(&q, op, exec));
+    else AMPI_TRY(ampi_cuda_many_run(&q, op, exec));
     return ampi_cuda_loss_end(q, op, exec);
 }
 
@@ -5937,46 +5960,43 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T), 1)
     AMPI_SHARED(double, shared);
     const ampi_cuda_loss& q = s.q;
     const float base = q.smoothing / (float)q.d, factor = ampi_loss_factor(s.loss_scale, s.weight,
-        q.n);
+        ampi_d_loss_terms(q));
     for (size_t row = ampi_d_group<T>(); row < q.n; row += ampi_d_groups<T>()) {
         ampi_row<KEEP> x;
         float max;
         double unused;
         const int32_t label = q.labels[row];
         const float f = ampi_d_is_label(q, label) ? factor : ampi_float(0x7fc00000u);
-        ampi_d_row_start<T>(x, q.x, q.xt, row, q.d);
+        ampi_d_row_start<T>(x, q.x, q.xt, row, q.d, q.ld);
         const float inverse = 1.0f / ampi_d_row_exp<T>(x, q.d, &max, &unused, shared);
         ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
             ampi_d_row_exp_again(x, k, i, max);
             for (int j = 0; j < 8; j++) {
                 float target = i + (size_t)j == (size_t)label ? (1.0f - q.smoothing) + base : base;
-                x.v[k][j] = ampi_fma(1, x.v[k][j], inverse, -target) * f;
+                x.v[k][j] = ampi_d_is_ignored(q, label) ? 0.0f
+                    : ampi_fma(1, x.v[k][j], inverse, -target) * f;
             }
             ampi_d_store8(s.dx, s.dxt, x.start + i, x.end, x.v[k]);
         });
     }
 }
 
-AMPI_FN amp_result ampi_cuda_softmax_cross_entropy_backward(const void* logits,
-        amp_dtype logits_dtype, const int32_t* labels, float smoothing, const float* loss_scale,
-        float weight, void* dlogits, amp_dtype dlogits_dtype, size_t n, size_t classes,
-        const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_softmax_cross_entropy_backward(amp_ref logits, const int32_t* labels,
+        const amp_cross_entropy_desc* desc, const float* loss_scale, float weight,
+        amp_ref dlogits, size_t n, size_t classes, const amp_exec* exec) {
     const char* op = "amp_cuda_softmax_cross_entropy_backward";
-    const size_t all = ampi_area(n, classes);
-    const ampi_argument list[] = { { "logits", logits, logits_dtype, AMPI_IN, AMPI_FLAT(all) },
-                                   { "dlogits", dlogits, dlogits_dtype, AMPI_OUT | AMPI_NULL,
-                                       AMPI_FLAT(all) },
-                                   { "loss_scale", loss_scale, AMP_F32, AMPI_NULL, AMPI_FLAT(1) } };
+    size_t ld;
+    const size_t all = ampi_cross_entropy_span(desc, n, classes, &ld);
+    const ampi_argument list[] = { AMPI_ARG(logits, AMPI_IN, all),
+                                   AMPI_ARG(dlogits, AMPI_OUT | AMPI_NULL, all),
+                                   AMPI_ARG_F32(loss_scale, AMPI_NULL, 1) };
     ampi_cuda_loss_slope s = {};
     AMPI_TRY(AMPI_CUDA_CHECK(exec, op, all, list));
-    AMPI_TRY(ampi_cuda_check_labels(exec, op, labels, smoothing, n, classes));
+    AMPI_TRY(ampi_cuda_cross_entropy_init(&s.q, exec, op, logits, labels, desc, ld, n, classes));
     AMPI_TRY(ampi_check_mean(exec, op, n, weight));
-    if (!dlogits) return AMP_OK;
-    s.q.x = logits; s.q.xt = ampi_dtype_or_f32(logits_dtype); s.q.labels = labels;
-    s.q.smoothing = smoothing;
-    s.q.n = n; s.q.d = classes;
-    s.dx = dlogits; s.dxt = ampi_dtype_or_f32(dlogits_dtype); s.loss_scale = loss_scale;
-    s.weight = weight;
+    if (!dlogits.data) return AMP_OK;
+    s.dx = dlogits.data; s.dxt = ampi_dtype_or_f32(dlogits.dtype);
+    s.loss_scale = loss_scale; s.weight = weight;
     return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_cross_entropy_backward, n, classes,
         AMPI_CUDA_ROW_SHARED, s);
 }
@@ -5999,20 +6019,20 @@ AMPI_D void ampi_d_apply(const ampi_op_loss_slope& op, float (&x)[8], float (&ta
 }
 
 AMPI_FN amp_result ampi_cuda_loss_check(const amp_exec* exec, const char* op, size_t n,
-        float weight, const ampi_argument* list, size_t count) {
+                                        float weight, const ampi_argument* list, size_t count) {
     AMPI_TRY(ampi_cuda_check_operands(exec, op, n, list, count));
     return ampi_check_mean(exec, op, n, weight);
 }
 
-AMPI_FN amp_result ampi_cuda_loss_forward(ampi_loss kind, const char* op, const void* x,
-        amp_dtype xt, const void* target, amp_dtype tt, float* loss, size_t n,
-        const amp_exec* exec) {
-    const ampi_argument list[] = { { "x", x, xt, AMPI_IN, AMPI_FLAT(n) },
-                                   { "target", target, tt, AMPI_IN, AMPI_FLAT(n) },
-                                   { "loss", loss, AMP_F32, AMPI_OUT, AMPI_FLAT(1) } };
+AMPI_FN amp_result ampi_cuda_loss_forward(ampi_loss kind, const char* op, amp_ref x,
+        amp_ref target, float* loss, size_t n, const amp_exec* exec) {
+    const ampi_argument list[] = { AMPI_ARG(x, AMPI_IN, n),
+                                   AMPI_ARG(target, AMPI_IN, n),
+                                   AMPI_ARG_F32(loss, AMPI_OUT, 1) };
     ampi_cuda_loss q = {};
     AMPI_TRY(ampi_cuda_loss_check(exec, op, n, 1.0f, list, 3));
-    q.x = x; q.xt = ampi_dtype_or_f32(xt); q.target = target; q.tt = ampi_dtype_or_f32(tt);
+    q.x = x.data; q.xt = ampi_dtype_or_f32(x.dtype); q.target = target.data;
+    q.tt = ampi_dtype_or_f32(target.dtype);
     q.loss = loss; q.n = n;
     q.kind = kind;
     q.tile = AMPI_CUDA_TILE;
@@ -6023,43 +6043,40 @@ AMPI_FN amp_result ampi_cuda_loss_forward(ampi_loss kind, const char* op, const 
     return ampi_cuda_loss_end(q, op, exec);
 }
 
-AMPI_FN amp_result ampi_cuda_loss_backward(ampi_loss kind, const char* op, const void* x,
-        amp_dtype xt, const void* target, amp_dtype tt, const float* loss_scale, float weight,
-        void* dx, amp_dtype dxt, size_t n, const amp_exec* exec) {
-    const ampi_argument list[] = { { "x", x, xt, AMPI_IN, AMPI_FLAT(n) },
-                                   { "target", target, tt, AMPI_IN, AMPI_FLAT(n) },
-                                   { "dx", dx, dxt, AMPI_OUT | AMPI_NULL, AMPI_FLAT(n) },
-                                   { "loss_scale", loss_scale, AMP_F32, AMPI_NULL, AMPI_FLAT(1) } };
+AMPI_FN amp_result ampi_cuda_loss_backward(ampi_loss kind, const char* op, amp_ref x,
+        amp_ref target, const float* loss_scale, float weight, amp_ref dx, size_t n,
+        const amp_exec* exec) {
+    const ampi_argument list[] = { AMPI_ARG(x, AMPI_IN, n),
+                                   AMPI_ARG(target, AMPI_IN, n),
+                                   AMPI_ARG(dx, AMPI_OUT | AMPI_NULL, n),
+                                   AMPI_ARG_F32(loss_scale, AMPI_NULL, 1) };
     const ampi_op_loss_slope functor = { kind, loss_scale, weight, 0.0f, n };
     AMPI_TRY(ampi_cuda_loss_check(exec, op, n, weight, list, 4));
-    if (!dx) return AMP_OK;
-    return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(x, xt, target, tt, dx, dxt, n), functor);
+    if (!dx.data) return AMP_OK;
+    return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(x, target, dx, n), functor);
 }
 
-AMPI_FN amp_result ampi_cuda_mse_forward(const void* x, amp_dtype x_dtype, const void* target,
-        amp_dtype target_dtype, float* loss, size_t n, const amp_exec* exec) {
-    return ampi_cuda_loss_forward(AMPI_MSE, "amp_cuda_mse_forward", x, x_dtype, target,
-        target_dtype, loss, n, exec);
+AMPI_FN amp_result ampi_cuda_mse_forward(amp_ref x, amp_ref target, float* loss, size_t n,
+        const amp_exec* exec) {
+    return ampi_cuda_loss_forward(AMPI_MSE, "amp_cuda_mse_forward", x, target, loss, n, exec);
 }
 
-AMPI_FN amp_result ampi_cuda_mse_backward(const void* x, amp_dtype x_dtype, const void* target,
-        amp_dtype target_dtype, const float* loss_scale, float weight, void* dx, amp_dtype dx_dtype,
+AMPI_FN amp_result ampi_cuda_mse_backward(amp_ref x, amp_ref target, const float* loss_scale,
+        float weight, amp_ref dx, size_t n, const amp_exec* exec) {
+    return ampi_cuda_loss_backward(AMPI_MSE, "amp_cuda_mse_backward", x, target, loss_scale,
+        weight, dx, n, exec);
+}
+
+AMPI_FN amp_result ampi_cuda_bce_with_logits_forward(amp_ref x, amp_ref target, float* loss,
         size_t n, const amp_exec* exec) {
-    return ampi_cuda_loss_backward(AMPI_MSE, "amp_cuda_mse_backward", x, x_dtype, target,
-        target_dtype, loss_scale, weight, dx, dx_dtype, n, exec);
+    return ampi_cuda_loss_forward(AMPI_BCE, "amp_cuda_bce_with_logits_forward", x, target, loss,
+        n, exec);
 }
 
-AMPI_FN amp_result ampi_cuda_bce_with_logits_forward(const void* x, amp_dtype x_dtype,
-        const void* target, amp_dtype target_dtype, float* loss, size_t n, const amp_exec* exec) {
-    return ampi_cuda_loss_forward(AMPI_BCE, "amp_cuda_bce_with_logits_forward", x, x_dtype, target,
-        target_dtype, loss, n, exec);
-}
-
-AMPI_FN amp_result ampi_cuda_bce_with_logits_backward(const void* x, amp_dtype x_dtype,
-        const void* target, amp_dtype target_dtype, const float* loss_scale, float weight, void* dx,
-        amp_dtype dx_dtype, size_t n, const amp_exec* exec) {
-    return ampi_cuda_loss_backward(AMPI_BCE, "amp_cuda_bce_with_logits_backward", x, x_dtype,
-        target, target_dtype, loss_scale, weight, dx, dx_dtype, n, exec);
+AMPI_FN amp_result ampi_cuda_bce_with_logits_backward(amp_ref x, amp_ref target,
+        const float* loss_scale, float weight, amp_ref dx, size_t n, const amp_exec* exec) {
+    return ampi_cuda_loss_backward(AMPI_BCE, "amp_cuda_bce_with_logits_backward", x, target,
+        loss_scale, weight, dx, n, exec);
 }
 
 /* >>impl-scaler */
@@ -6140,7 +6157,7 @@ AMPI_HD AMPI_FN ampi_cuda_bad ampi_cuda_nothing_bad(void) {
 
 /* The tables, in host memory. */
 AMPI_FN void ampi_cuda_fill_tables(const ampi_tensors* t, ampi_cuda_chunk* chunks,
-        ampi_cuda_array* arrays, char* names) {
+                                   ampi_cuda_array* arrays, char* names) {
     uint64_t next = 0, offset;
     int i;
     for (i = 0; i < t->count; i++) {
@@ -6161,11 +6178,11 @@ AMPI_FN void ampi_cuda_fill_tables(const ampi_tensors* t, ampi_cuda_chunk* chunk
 
 /* Device memory with the contents of a host block, which the caller may free at once. */
 AMPI_FN amp_result ampi_cuda_clone(void** out, const void* host, size_t bytes, const amp_exec* exec,
-        const char* place) {
+                                   const char* place) {
     amp_result r = ampi_cuda_check(exec, place, cudaMalloc(out, bytes));
     if (r != AMP_OK) { *out = NULL; return r; }
     r = ampi_cuda_check(exec, place, cudaMemcpyAsync(*out, host, bytes, cudaMemcpyHostToDevice,
-        ampi_cuda_stream(exec)));
+                                                     ampi_cuda_stream(exec)));
     if (r == AMP_OK) r = ampi_cuda_wait(exec, place);
     if (r == AMP_OK) return r;
     ampi_cuda_free(*out, NULL);
@@ -6174,7 +6191,7 @@ AMPI_FN amp_result ampi_cuda_clone(void** out, const void* host, size_t bytes, c
 }
 
 AMPI_FN amp_result ampi_cuda_fill_list(amp_cuda_tensors* l, const ampi_tensors* t,
-        const amp_exec* exec, const char* place) {
+                                       const amp_exec* exec, const char* place) {
     size_t total = 0, chunk_count = 0, found, sums, moved, chunks, arrays, names;
     unsigned char *host, *base;
     amp_result r;
@@ -6194,7 +6211,7 @@ AMPI_FN amp_result ampi_cuda_fill_list(amp_cuda_tensors* l, const ampi_tensors* 
         (ampi_ull)total);
     ((ampi_cuda_found*)(void*)(host + found))->bad = ampi_cuda_nothing_bad();
     ampi_cuda_fill_tables(t, (ampi_cuda_chunk*)(void*)(host + chunks),
-        (ampi_cuda_array*)(void*)(host + arrays), (char*)(host + names));
+                          (ampi_cuda_array*)(void*)(host + arrays), (char*)(host + names));
     r = ampi_cuda_clone(&l->memory, host, total, exec, place);
     free(host);
     base = (unsigned char*)l->memory;
@@ -6219,7 +6236,7 @@ AMP_DEF void amp_cuda_tensors_destroy(amp_cuda_tensors* list) {
 
 /* The pointers are known to be good. */
 AMPI_FN amp_result ampi_cuda_make_list(amp_cuda_tensors** out, const ampi_tensors* t,
-        const amp_exec* exec, const char* place) {
+                                       const amp_exec* exec, const char* place) {
     amp_cuda_tensors* l = (amp_cuda_tensors*)calloc(1, sizeof *l);
     ampi_two_lists lists;
     amp_result r;
@@ -6245,7 +6262,7 @@ AMPI_FN amp_result ampi_cuda_make_list(amp_cuda_tensors** out, const ampi_tensor
 }
 
 AMP_DEF amp_result amp_cuda_tensors_create(amp_cuda_tensors** out, const amp_tensor* tensors,
-        int count, const amp_exec* exec) {
+                                           int count, const amp_exec* exec) {
     static const char place[] = "amp_cuda_tensors_create";
     ampi_tensors t = ampi_tensors_of(tensors, count, place);
     int i;
@@ -6441,7 +6458,7 @@ static __global__ void ampi_k_scaler_flag(const ampi_cuda_scaler_block* b, float
 /* 16 bytes at a time as far as `wide` units go. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
 ampi_k_copy_if_skipped(const ampi_cuda_scaler_block* b, unsigned char* dst,
-    const unsigned char* src, size_t wide, size_t bytes) {
+                       const unsigned char* src, size_t wide, size_t bytes) {
     ampi_ptx_grid_wait();
     size_t at = (size_t)blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x,
         step = (size_t)gridDim.x * AMPI_CUDA_BLOCK, i;
@@ -6566,7 +6583,7 @@ AMPI_D uint32_t ampi_d_magnitude(const ampi_cuda_range& v, unsigned i) {
     float sum;
     if (KIND != AMPI_LOOK_SUMS)
         return v.x_dtype == AMP_F32 ? ((const uint32_t*)v.x)[i] & 0x7fffffffu
-            : ((const uint16_t*)v.x)[i] & 0x7fffu;
+                                                            : ((const uint16_t*)v.x)[i] & 0x7fffu;
     sum = ampi_fma(1, ampi_d_load(v.x, v.x_dtype, i), v.inverse, ampi_d_load(v.y, v.y_dtype, i));
     return v.y_dtype == AMP_F32   ? ampi_bits(sum) & 0x7fffffffu
            : v.y_dtype == AMP_F16 ? ampi_d_round_half(sum) & 0x7fffu
@@ -6614,7 +6631,7 @@ AMPI_D void ampi_d_look_unscale(const ampi_cuda_look& a, const ampi_cuda_chunk& 
 /* One round: each thread of the block looks at two eights. */
 template <int KIND>
 AMPI_D void ampi_d_look_chunk(ampi_cuda_scan& s, const ampi_cuda_look& a, const ampi_cuda_chunk& x,
-        uint64_t c, ampi_cuda_bad_here* bad) {
+                              uint64_t c, ampi_cuda_bad_here* bad) {
     const ampi_cuda_range v = ampi_d_range_of<KIND>(a, x, c);
     const unsigned at = 8 * threadIdx.x, apart = 8 * AMPI_CUDA_BLOCK;
     const bool sums = KIND == AMPI_LOOK_SUMS;
@@ -6728,7 +6745,7 @@ AMPI_D void ampi_d_look_ask(ampi_cuda_known& k, const ampi_cuda_look& a) {
 /* ampi_scaler_record on the device, where the window's info is cleared already if this is its first
    list. Clean findings change nothing but the norm. */
 AMPI_D void ampi_d_scaler_record(ampi_cuda_scaler_block* b, const amp_overflow_info* found,
-        bool stops, int list, double norm) {
+                                 bool stops, int list, double norm) {
     b->closed = 0;
     b->info.norm = norm;
     if (list >= 0) b->norms[list] = norm;
@@ -6833,7 +6850,7 @@ AMPI_FN amp_result ampi_cuda_settle(const amp_cuda_tensors* list,
     const uint64_t blocks = (list->list.chunk_count + AMPI_CUDA_SETTLE_CHUNKS
         - 1) / AMPI_CUDA_SETTLE_CHUNKS;
     return ampi_cuda_launch(exec, place, ampi_k_settle, dim3((unsigned)blocks),
-        dim3(AMPI_CUDA_BLOCK), 0, list->list, scaler);
+                            dim3(AMPI_CUDA_BLOCK), 0, list->list, scaler);
 }
 
 typedef struct ampi_cuda_move {
@@ -6844,7 +6861,7 @@ typedef struct ampi_cuda_move {
 } ampi_cuda_move;
 
 AMPI_D void ampi_d_move8(const ampi_cuda_move& a, const ampi_cuda_chunk& x,
-        const ampi_cuda_chunk& y, unsigned i, float factor) {
+                         const ampi_cuda_chunk& y, unsigned i, float factor) {
     float v[8], sum[8];
     ampi_eight r;
     ampi_d_load8(v, x.data, x.dtype, i, x.n);
@@ -6887,7 +6904,7 @@ AMPI_FN amp_result ampi_cuda_move_list(const amp_cuda_tensors* dst, const amp_cu
 
 /* A scaler that goes on from where `from` is. */
 AMPI_FN amp_result ampi_cuda_scaler_clone(amp_cuda_scaler** out, const amp_scaler* from,
-        const amp_exec* exec, const char* place) {
+                                          const amp_exec* exec, const char* place) {
     ampi_cuda_scaler_block block;
     amp_cuda_scaler* s = (amp_cuda_scaler*)calloc(1, sizeof *s);
     amp_result r;
@@ -6948,7 +6965,7 @@ AMP_DEF const amp_scaler_state* amp_cuda_scaler_device_state(const amp_cuda_scal
 
 /* A list as amp.h's functions know it. */
 AMPI_FN amp_result ampi_cuda_scaler_list(const amp_cuda_scaler* s, const amp_cuda_tensors* list,
-        ampi_tensors* t, const amp_exec* exec, const char* place) {
+                                         ampi_tensors* t, const amp_exec* exec, const char* place) {
     AMPI_CUDA_REFUSE_NULL(!s, "the scaler");
     AMPI_REFUSE_WITH(&s->window.logger, !list, AMP_ERR_ARGUMENT, "%s: the list is NULL", place);
     *t = ampi_tensors_of(list->tensors, list->count, place);
@@ -6971,7 +6988,7 @@ AMPI_FN void ampi_cuda_note(amp_cuda_scaler* s, const ampi_tensors* t, uint32_t 
 
 /* A look at scaled gradients. `named` is the list whose number the norm is kept under. */
 AMPI_FN ampi_cuda_look ampi_cuda_look_of(amp_cuda_scaler* s, const amp_cuda_tensors* list,
-        const ampi_tensors* named) {
+                                         const ampi_tensors* named) {
     ampi_cuda_look a;
     memset(&a, 0, sizeof a);
     a.src = list->list;
@@ -7000,7 +7017,7 @@ AMP_DEF amp_result amp_cuda_scaler_check(amp_cuda_scaler* s, const amp_cuda_tens
 
 /* The gradients are scanned and unscaled in place on the stream, without a wait. */
 AMP_DEF amp_result amp_cuda_scaler_unscale(amp_cuda_scaler* s, const amp_cuda_tensors* grads,
-        const amp_exec* exec) {
+                                           const amp_exec* exec) {
     static const char place[] = "amp_cuda_scaler_unscale";
     ampi_cuda_look a;
     ampi_tensors t;
@@ -7037,7 +7054,7 @@ AMP_DEF amp_result amp_cuda_scaler_unscale_into(amp_cuda_scaler* s, const amp_cu
 
 /* flags: in device memory, as ampi_k_scaler_raise takes them. */
 AMPI_FN amp_result ampi_cuda_scaler_raise(amp_cuda_scaler* s, const float* flags,
-        const amp_exec* exec, const char* place) {
+                                          const amp_exec* exec, const char* place) {
     AMPI_CUDA_REFUSE_NULL(!s, "the scaler");
     AMPI_TRY(ampi_cuda_launch(exec, place, ampi_k_scaler_raise, dim3(1), dim3(1), 0, s->device,
         flags));
@@ -7051,7 +7068,7 @@ AMP_DEF amp_result amp_cuda_scaler_report_overflow(amp_cuda_scaler* s, const amp
 
 /* A scan of `count` FP32 losses in device memory for inf and NaN, without a wait. */
 AMP_DEF amp_result amp_cuda_scaler_check_loss(amp_cuda_scaler* s, const float* losses, int count,
-        const amp_exec* exec) {
+                                              const amp_exec* exec) {
     static const char place[] = "amp_cuda_scaler_check_loss";
     if (!s || !losses) return ampi_cuda_missing(exec, place, s ? "losses" : "the scaler");
     AMPI_REFUSE_WITH(&s->window.logger, count < 0, AMP_ERR_ARGUMENT, "%s: count %d is negative",
@@ -7065,7 +7082,7 @@ AMP_DEF amp_result amp_cuda_scaler_check_loss(amp_cuda_scaler* s, const float* l
 AMPI_FN amp_result ampi_cuda_scaler_export_flags(const amp_cuda_scaler* s, float* flags,
         const amp_exec* exec) {
     return ampi_cuda_launch(exec, "amp_cuda: export of found_inf", ampi_k_scaler_flag, dim3(1),
-        dim3(1), 0, s->device, flags);
+                            dim3(1), 0, s->device, flags);
 }
 
 AMPI_FN amp_result ampi_cuda_scaler_import_flags(amp_cuda_scaler* s, const float* flags,
@@ -7094,7 +7111,7 @@ AMPI_FN amp_result ampi_cuda_scaler_abandon(amp_cuda_scaler* s, const amp_exec* 
 
 /* dst = src if the last window ended without a step. */
 AMPI_FN amp_result ampi_cuda_copy_if_skipped(void* dst, const void* src, size_t bytes,
-        const amp_cuda_scaler* s, const amp_exec* exec) {
+                                             const amp_cuda_scaler* s, const amp_exec* exec) {
     size_t wide = (((uintptr_t)dst | (uintptr_t)src) & 15u) == 0 ? bytes / 16 : 0;
     if (bytes == 0) return AMP_OK;
     return ampi_cuda_launch(exec, "amp_cuda: copy after a skip", ampi_k_copy_if_skipped,
@@ -7104,7 +7121,7 @@ AMPI_FN amp_result ampi_cuda_copy_if_skipped(void* dst, const void* src, size_t 
 
 /* last_scale: of the last window that was closed. hit: the limits that were reached. */
 AMPI_FN amp_result ampi_cuda_scaler_fetch(amp_cuda_scaler* s, amp_scaler* host, float* last_scale,
-        int* hit, const amp_exec* exec) {
+                                         int* hit, const amp_exec* exec) {
     ampi_cuda_scaler_block block;
     int i;
     AMPI_TRY(ampi_cuda_copy_out(&block, s->device, sizeof block, exec));
@@ -7221,7 +7238,7 @@ AMPI_D void ampi_d_prepare_fetch(ampi_cuda_findings& f, const ampi_cuda_prepare&
 
 /* What amp_optimizer_step finds out before it moves anything. */
 AMPI_D void ampi_d_prepare_info(amp_optimizer_info* info, const ampi_cuda_findings& f, float lr,
-        double clip, unsigned lane) {
+                                double clip, unsigned lane) {
     if (lane < AMPI_CUDA_INFO_WORDS) ((uint64_t*)(void*)&info->overflow)[lane] = f.word;
     if (lane != 0) return;
     info->applied = !f.found_inf;
@@ -7242,7 +7259,7 @@ AMPI_D void ampi_d_prepare_advance(amp_optimizer_state* state, const amp_optimiz
 /* Skip or not, the constants of each group, and the step counter. All lanes of a warp call it; o:
    in shared memory. */
 AMPI_D void ampi_d_prepare(ampi_cuda_optimizer_block* block, const ampi_cuda_findings& f,
-        const amp_optimizer* o, unsigned lane) {
+                           const amp_optimizer* o, unsigned lane) {
     const double factor = ampi_schedule_factor(&o->desc.schedule, o->state.step);
     const double clip = f.found_inf ? 1.0 : ampi_clip_coefficient(o, f.norm);
     const float mult = (float)__dmul_rn((double)f.inverse, clip);
@@ -7274,7 +7291,7 @@ static __global__ void ampi_k_prepare(const ampi_cuda_prepare a) {
 }
 
 static __global__ void ampi_k_optimizer_write(ampi_cuda_optimizer_block* block,
-        const amp_optimizer_state state, int lr_only) {
+                                       const amp_optimizer_state state, int lr_only) {
     ampi_ptx_grid_wait();
     if (lr_only) block->o.state.lr = state.lr;
     else block->o.state = state;
@@ -7297,7 +7314,7 @@ AMPI_D void ampi_d_fetch4(ampi_four& r, const void* x, amp_dtype t, size_t i, si
     } else {
         for (int j = 0; j < 4; j++)
             r.w[j] = i + (size_t)j >= n ? 0u : t == AMP_F32 ? ((const uint32_t*)x)[i + (size_t)j]
-                : ((const uint16_t*)x)[i + (size_t)j];
+                                                            : ((const uint16_t*)x)[i + (size_t)j];
     }
 }
 
@@ -7642,10 +7659,10 @@ AMPI_FN amp_result ampi_cuda_optimizer_run(const amp_cuda_optimizer* o,
     a.trust = o->trust;
     if (!kernel)
         return ampi_cuda_launch(exec, place, ampi_k_lamb_trust,
-            ampi_cuda_grid((size_t)o->host.count, 1), dim3(AMPI_CUDA_BLOCK),
-            2 * sizeof(double) * AMPI_CUDA_BLOCK / 32, a, o->host.count);
+                                ampi_cuda_grid((size_t)o->host.count, 1), dim3(AMPI_CUDA_BLOCK),
+                                2 * sizeof(double) * AMPI_CUDA_BLOCK / 32, a, o->host.count);
     return ampi_cuda_launch(exec, place, kernel, ampi_cuda_chunk_grid(&a.list),
-        dim3(AMPI_CUDA_BLOCK), 2 * sizeof(double) * AMPI_CUDA_BLOCK / 32, a);
+                            dim3(AMPI_CUDA_BLOCK), 2 * sizeof(double) * AMPI_CUDA_BLOCK / 32, a);
 }
 
 AMPI_FN amp_result ampi_cuda_optimizer_apply(const amp_cuda_optimizer* o, const amp_exec* exec,
@@ -7678,7 +7695,7 @@ AMPI_FN amp_result ampi_cuda_optimizer_look(const amp_cuda_optimizer* o, amp_cud
 
 /* ends: 1 = the scaler's window ends with it, as by amp_cuda_scaler_update. */
 AMPI_FN amp_result ampi_cuda_optimizer_launch(amp_cuda_optimizer* o, amp_cuda_scaler* s, int ends,
-        const amp_exec* exec, const char* place) {
+                                            const amp_exec* exec, const char* place) {
     ampi_cuda_prepare a;
     ampi_tensors t;
     int unscaled = 1;
@@ -7721,12 +7738,12 @@ AMP_DEF amp_result amp_cuda_optimizer_zero_grad(amp_cuda_optimizer* o, const amp
     AMPI_CUDA_REFUSE_NULL(!o, "the optimizer");
     if (o->grads->list.chunk_count == 0) return AMP_OK;
     return ampi_cuda_launch(exec, place, ampi_k_zero_list, ampi_cuda_chunk_grid(&o->grads->list),
-        dim3(AMPI_CUDA_BLOCK), 0, o->grads->list);
+                            dim3(AMPI_CUDA_BLOCK), 0, o->grads->list);
 }
 
 /* What the device has found, with the name that the host knows. */
 AMPI_FN amp_optimizer_info ampi_cuda_optimizer_told(const amp_cuda_optimizer* o,
-        const ampi_cuda_optimizer_block* block) {
+                                                    const ampi_cuda_optimizer_block* block) {
     amp_optimizer_info info = block->info;
     const char* name = NULL;
     info.update_tensor = -1;
@@ -7740,7 +7757,7 @@ AMPI_FN amp_optimizer_info ampi_cuda_optimizer_told(const amp_cuda_optimizer* o,
 }
 
 AMP_DEF amp_result amp_cuda_optimizer_read(amp_cuda_optimizer* o, amp_optimizer* host,
-        amp_optimizer_info* info, const amp_exec* exec) {
+                                           amp_optimizer_info* info, const amp_exec* exec) {
     ampi_cuda_optimizer_block block;
     if (!o) return ampi_cuda_missing(exec, "amp_cuda_optimizer_read", "the optimizer");
     AMPI_TRY(ampi_cuda_copy_out(&block, o->device, sizeof block, exec));
@@ -7753,14 +7770,14 @@ AMP_DEF amp_result amp_cuda_optimizer_read(amp_cuda_optimizer* o, amp_optimizer*
 }
 
 AMPI_FN amp_result ampi_cuda_optimizer_put(amp_cuda_optimizer* o, const amp_optimizer_state* state,
-        int lr_only, const amp_exec* exec, const char* place) {
+                                             int lr_only, const amp_exec* exec, const char* place) {
     AMPI_TRY(ampi_optimizer_check_state(state, &o->host.logger, place));
     return ampi_cuda_launch(exec, place, ampi_k_optimizer_write, dim3(1), dim3(1), 0, o->device,
         *state, lr_only);
 }
 
 AMP_DEF amp_result amp_cuda_optimizer_write(amp_cuda_optimizer* o, const amp_optimizer_state* state,
-        const amp_exec* exec) {
+                                            const amp_exec* exec) {
     static const char place[] = "amp_cuda_optimizer_write";
     if (!o || !state) return ampi_cuda_missing(exec, place, o ? "state" : "the optimizer");
     return ampi_cuda_optimizer_put(o, state, 0, exec, place);
@@ -7847,12 +7864,12 @@ AMPI_FN amp_result ampi_cuda_training_make(amp_training* t, const amp_optimizer_
 }
 
 AMPI_FN amp_result ampi_cuda_training_open(amp_training* t, const amp_optimizer_desc* desc,
-        amp_param* params, int count, const amp_exec* exec) {
+                                           amp_param* params, int count, const amp_exec* exec) {
     const amp_allocator* a = &ampi_cuda_context(exec)->allocator;
     ampi_cuda_training* own = (ampi_cuda_training*)ampi_alloc(sizeof *own, a);
     amp_result r;
     AMPI_REFUSE_WITH(exec->logger, !own, AMP_ERR_MEMORY,
-        "amp_cuda: out of memory for the training state");
+            "amp_cuda: out of memory for the training state");
     memset(own, 0, sizeof *own);
     t->resident = own;
     r = ampi_cuda_training_make(t, desc, params, count, exec);
@@ -7864,7 +7881,7 @@ AMPI_FN amp_result ampi_cuda_training_open(amp_training* t, const amp_optimizer_
 
 /* The groups of `from`, where they are not o's own. */
 AMPI_FN amp_result ampi_cuda_optimizer_take_groups(amp_cuda_optimizer* o, const amp_optimizer* from,
-        const amp_exec* exec) {
+                                                   const amp_exec* exec) {
     if (memcmp(o->host.groups, from->groups, sizeof from->groups) == 0) return AMP_OK;
     AMPI_TRY(ampi_optimizer_check_rates(from, "amp_cuda: training step"));
     AMPI_TRY(ampi_cuda_copy_in(o->device->o.groups, from->groups, sizeof from->groups, exec));
@@ -7931,7 +7948,7 @@ static __global__ void ampi_k_next_pass(uint64_t* position) {
 AMPI_FN amp_result ampi_cuda_training_pass(amp_training* t, const amp_exec* exec) {
     if (!t->position) return AMP_OK;
     return ampi_cuda_launch(exec, "amp_cuda: pass", ampi_k_next_pass, dim3(1), dim3(1), 0,
-        ampi_cuda_training_of(t)->position);
+                            ampi_cuda_training_of(t)->position);
 }
 
 AMPI_FN amp_result ampi_cuda_training_losses(amp_training* t, const float* losses, int count,
@@ -7940,7 +7957,7 @@ AMPI_FN amp_result ampi_cuda_training_losses(amp_training* t, const float* losse
 }
 
 AMPI_FN amp_result ampi_cuda_training_check(amp_training* t, const amp_tensor* grads, int count,
-        float* flags, const amp_exec* exec) {
+                                            float* flags, const amp_exec* exec) {
     ampi_cuda_training* own = ampi_cuda_training_of(t);
     AMPI_TRY(amp_cuda_scaler_check(own->scaler, amp_cuda_optimizer_grads(own->optimizer),
         exec));
@@ -7954,7 +7971,7 @@ AMPI_FN amp_result ampi_cuda_training_agree(amp_training* t, const float* flags,
 }
 
 AMPI_FN amp_result ampi_cuda_training_step(amp_training* t, void* now, const void* saved,
-        size_t bytes, const amp_exec* exec) {
+                                           size_t bytes, const amp_exec* exec) {
     ampi_cuda_training* own = ampi_cuda_training_of(t);
     AMPI_TRY(ampi_cuda_optimizer_launch(own->optimizer, own->scaler, 1, exec,
         "amp_cuda_optimizer_step"));
@@ -8006,7 +8023,7 @@ AMPI_FN amp_result ampi_cuda_record_begin(amp_training* t, uint64_t key, amp_rec
     *mode = AMP_RECORD_ON;
     c->recording = found;
     return ampi_cuda_check(exec, "amp_cuda: capture",
-        cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+                           cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
 }
 
 /* What was captured has not run yet: the new graph is launched at once. */

@@ -94,7 +94,7 @@ static inline double chart_py(const chart_frame* f, double y) {
 }
 
 static inline int chart_place(const float* value, int logarithmic, double* axis) {
-    if (!amp_is_finite(value, AMP_F32) || (logarithmic && *value <= 0.0f)) return 0;
+    if (!amp_is_finite(amp_f32(value)) || (logarithmic && *value <= 0.0f)) return 0;
     *axis = logarithmic ? log10((double)*value) : (double)*value;
     return 1;
 }

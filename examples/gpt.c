@@ -167,8 +167,8 @@ static void write_on(gpt* g, const text* t, char first) {
     float probabilities[256];
     for (int i = 1, seen = 1; i <= WRITTEN; i++) {
         gpt_forward(g, tokens, 1);
-        amp_softmax_forward(g->logits + (size_t)(seen - 1) * t->vocabulary, AMP_F32, probabilities, AMP_F32, 1,
-                            t->vocabulary, NULL);
+        amp_softmax_forward(amp_f32(g->logits + (size_t)(seen - 1) * t->vocabulary),
+            amp_f32(probabilities), 1, t->vocabulary, NULL);
         int32_t next = draw(probabilities, t->vocabulary);
         putchar(t->byte_of[next]);
         if (seen < T) tokens[seen++] = next;

@@ -153,27 +153,28 @@ static void* gpt_at(const gpt* g, void* low, size_t element) {
 }
 
 static void gpt_norm_forward(const gpt* g, const amp_param* p, const gpt_norm* n) {
-    g->backend->layer_norm_forward(n->x, AMP_F32, p[0].master, p[1].master, AMP_F32, 0.0f, n->mean, n->invstd,
-                                   n->y, g->s.low, g->rows, g->s.channels, &g->exec);
+    g->backend->layer_norm_forward(amp_f32(n->x), amp_f32(p[0].master), amp_f32(p[1].master),
+        0.0f, n->mean, n->invstd, amp_ref_of(n->y, g->s.low), g->rows, g->s.channels, &g->exec);
 }
 /* dstream += gradient through the norm of what lies in narrow */
 static void gpt_norm_backward(const gpt* g, const amp_param* p, const gpt_norm* n) {
-    g->backend->layer_norm_backward(g->narrow, g->s.low, n->x, AMP_F32, p[0].master, AMP_F32, n->mean, n->invstd,
-                                    g->dnorm, AMP_F32, p[0].grad, p[1].grad, AMP_F32, 0, g->rows, g->s.channels,
-                                    &g->exec);
-    g->backend->add_forward(g->dstream, AMP_F32, g->dnorm, AMP_F32, g->dstream, AMP_F32, g->rows * g->s.channels,
-                            &g->exec);
+    g->backend->layer_norm_backward(amp_ref_of(g->narrow, g->s.low), amp_f32(n->x),
+        amp_f32(p[0].master), 0.0f, n->mean, n->invstd, amp_f32(g->dnorm), amp_ref_of(p[0].grad, AMP_F32),
+        amp_ref_of(p[1].grad, AMP_F32), 0, g->rows, g->s.channels, &g->exec);
+    g->backend->add_forward(amp_f32(g->dstream), amp_f32(g->dnorm), amp_f32(g->dstream),
+        g->rows * g->s.channels, &g->exec);
 }
 
 /* y[R,out] = x[R,in] weight[out,in]^T + bias[out] */
 static void gpt_dense_forward(const gpt* g, const amp_param* p, const void* x, void* y, size_t in, size_t out) {
-    g->backend->linear_forward(x, g->s.low, gpt_weight(p), g->s.low, p[1].master, AMP_F32, y, g->s.low, g->rows, in,
-                               out, &g->exec);
+    g->backend->linear_forward(amp_ref_of(x, g->s.low), amp_ref_of(gpt_weight(p), g->s.low),
+        amp_f32(p[1].master), amp_ref_of(y, g->s.low), g->rows, in, out, &g->exec);
 }
 static void gpt_dense_backward(const gpt* g, const amp_param* p, const void* dy, const void* x, void* dx, size_t in,
                                size_t out) {
-    g->backend->linear_backward(dy, g->s.low, x, g->s.low, gpt_weight(p), g->s.low, dx, g->s.low, p[0].grad, AMP_F32,
-                                p[1].grad, AMP_F32, 0, g->rows, in, out, &g->exec);
+    g->backend->linear_backward(amp_ref_of(dy, g->s.low), amp_ref_of(x, g->s.low),
+        amp_ref_of(gpt_weight(p), g->s.low), amp_ref_of(dx, g->s.low), amp_ref_of(p[0].grad, AMP_F32),
+        amp_ref_of(p[1].grad, AMP_F32), 0, g->rows, in, out, &g->exec);
 }
 
 #ifdef GPT_DEVICE       /* a program that has its arrays on a device defines these itself */
@@ -191,7 +192,8 @@ static void gpt_gemm(const gpt* g, const amp_gemm_shape* s, float alpha, const v
                      amp_dtype c_dtype) {
     amp_exec exec = g->exec;
     exec.workspace = NULL;
-    g->backend->gemm(s, alpha, a, g->s.low, b, g->s.low, 0.0f, c, c_dtype, &exec);
+    g->backend->gemm(s, alpha, amp_ref_of(a, g->s.low), amp_ref_of(b, g->s.low), 0.0f,
+        amp_ref_of(c, c_dtype), &exec);
 }
 static void gpt_hide_future(float* scores, size_t T) {
     for (size_t t = 0; t < T; t++)
@@ -207,7 +209,7 @@ static void gpt_head_forward(const gpt* g, const gpt_block* b, size_t n) {
     float* scores = g->scores + n * T * T;
     gpt_gemm(g, &similar, 1.0f / sqrtf((float)D), q, k, scores, AMP_F32);
     gpt_hide_future(scores, T);
-    g->backend->softmax_forward(scores, AMP_F32, weights, low, T, T, &g->exec);
+    g->backend->softmax_forward(amp_f32(scores), amp_ref_of(weights, low), T, T, &g->exec);
     gpt_gemm(g, &mix, 1.0f, weights, v, mixed, low);
 }
 /* From the gradient of mixed, which lies in narrow, to dqkv. */
@@ -227,7 +229,8 @@ static void gpt_head_backward(const gpt* g, const gpt_block* b, size_t n) {
     float* dweights = g->scores + n * T * T;
     gpt_gemm(g, &to_v, 1.0f, weights, dmixed, dv, low);
     gpt_gemm(g, &to_weights, 1.0f, dmixed, v, dweights, AMP_F32);
-    g->backend->softmax_backward(dweights, AMP_F32, weights, low, dscores, low, T, T, &g->exec);
+    g->backend->softmax_backward(amp_f32(dweights), amp_ref_of(weights, low),
+        amp_ref_of(dscores, low), 0, T, T, &g->exec);
     gpt_gemm(g, &to_q, alpha, dscores, k, dq, low);
     gpt_gemm(g, &to_k, alpha, dscores, q, dk, low);
 }
@@ -251,23 +254,27 @@ static void gpt_block_forward(const gpt* g, const amp_param* p, const gpt_norm* 
     gpt_dense_forward(g, p + GPT_QKV, n[0].y, b->qkv, C, 3 * C);
     gpt_attention(g, b, gpt_head_forward);
     gpt_dense_forward(g, p + GPT_PROJECT, b->mixed, g->narrow, C, C);
-    g->backend->add_forward(n[0].x, AMP_F32, g->narrow, low, n[1].x, AMP_F32, R * C, &g->exec);
+    g->backend->add_forward(amp_f32(n[0].x), amp_ref_of(g->narrow, low), amp_f32(n[1].x), R * C,
+        &g->exec);
     gpt_norm_forward(g, p + GPT_NORM2, &n[1]);
     gpt_dense_forward(g, p + GPT_UP, n[1].y, b->up, C, 4 * C);
-    g->backend->activation_forward(AMP_GELU_TANH, b->up, low, b->gelu, low, R * 4 * C, &g->exec);
+    g->backend->activation_forward(AMP_GELU_TANH, amp_ref_of(b->up, low),
+        amp_ref_of(b->gelu, low), R * 4 * C, &g->exec);
     gpt_dense_forward(g, p + GPT_DOWN, b->gelu, g->narrow, 4 * C, C);
-    g->backend->add_forward(n[1].x, AMP_F32, g->narrow, low, n[2].x, AMP_F32, R * C, &g->exec);
+    g->backend->add_forward(amp_f32(n[1].x), amp_ref_of(g->narrow, low), amp_f32(n[2].x), R * C,
+        &g->exec);
 }
 /* dstream: the gradient of the block's output, then of its input. */
 static void gpt_block_backward(const gpt* g, const amp_param* p, const gpt_norm* n, const gpt_block* b) {
     const size_t R = g->rows, C = g->s.channels;
     const amp_dtype low = g->s.low;
-    g->backend->convert(g->narrow, low, g->dstream, AMP_F32, R * C, &g->exec);
+    g->backend->convert(amp_ref_of(g->narrow, low), amp_f32(g->dstream), R * C, &g->exec);
     gpt_dense_backward(g, p + GPT_DOWN, g->narrow, b->gelu, g->dwide, 4 * C, C);
-    g->backend->activation_backward(AMP_GELU_TANH, g->dwide, low, b->up, low, g->dwide, low, R * 4 * C, &g->exec);
+    g->backend->activation_backward(AMP_GELU_TANH, amp_ref_of(g->dwide, low),
+        amp_ref_of(b->up, low), amp_ref_of(g->dwide, low), 0, R * 4 * C, &g->exec);
     gpt_dense_backward(g, p + GPT_UP, g->dwide, n[1].y, g->narrow, C, 4 * C);
     gpt_norm_backward(g, p + GPT_NORM2, &n[1]);
-    g->backend->convert(g->dwide, low, g->dstream, AMP_F32, R * C, &g->exec);
+    g->backend->convert(amp_ref_of(g->dwide, low), amp_f32(g->dstream), R * C, &g->exec);
     gpt_dense_backward(g, p + GPT_PROJECT, g->dwide, b->mixed, g->narrow, C, C);
     gpt_attention(g, b, gpt_head_backward);
     gpt_dense_backward(g, p + GPT_QKV, g->dqkv, n[0].y, g->narrow, C, 3 * C);
@@ -307,16 +314,17 @@ static void gpt_forward(gpt* g, const int32_t* tokens, size_t batch) {
     gpt_embed(g, tokens);
     for (size_t i = 0; i < L; i++) gpt_block_forward(g, gpt_block_params(g, i), &g->norms[2 * i], &g->blocks[i]);
     gpt_norm_forward(g, gpt_block_params(g, L), &g->norms[2 * L]);
-    g->backend->linear_forward(g->norms[2 * L].y, g->s.low, gpt_weight(&g->params[GPT_TOKENS]), g->s.low, NULL, AMP_F32,
-                               g->logits, AMP_F32, g->rows, g->s.channels, g->s.vocabulary, &g->exec);
+    g->backend->linear_forward(amp_ref_of(g->norms[2 * L].y, g->s.low),
+        amp_ref_of(gpt_weight(&g->params[GPT_TOKENS]), g->s.low), AMP_NONE, amp_f32(g->logits),
+        g->rows, g->s.channels, g->s.vocabulary, &g->exec);
 }
 
 #ifndef GPT_DEVICE
 /* The mean loss of the last forward pass. */
 static float gpt_loss(const gpt* g, const int32_t* targets) {
     float loss = NAN;
-    g->backend->softmax_cross_entropy_forward(g->logits, AMP_F32, targets, 0.0f, &loss, g->rows,
-                                              g->s.vocabulary, &g->exec);
+    g->backend->softmax_cross_entropy_forward(amp_f32(g->logits), targets, NULL, &loss, g->rows,
+        g->s.vocabulary, &g->exec);
     return loss;
 }
 #endif
@@ -326,10 +334,11 @@ static void gpt_backward(const gpt* g, const int32_t* tokens, const int32_t* tar
     const size_t L = g->s.blocks, C = g->s.channels, V = g->s.vocabulary;
     const amp_dtype low = g->s.low;
     const amp_param* embedding = &g->params[GPT_TOKENS];
-    g->backend->softmax_cross_entropy_backward(g->logits, AMP_F32, targets, 0.0f, loss_scale, 1.0f, g->dlogits, low,
-                                               g->rows, V, &g->exec);
-    g->backend->linear_backward(g->dlogits, low, g->norms[2 * L].y, low, gpt_weight(embedding), low, g->narrow, low,
-                                embedding->grad, AMP_F32, NULL, AMP_F32, 0, g->rows, C, V, &g->exec);
+    g->backend->softmax_cross_entropy_backward(amp_f32(g->logits), targets, NULL, loss_scale,
+        1.0f, amp_ref_of(g->dlogits, low), g->rows, V, &g->exec);
+    g->backend->linear_backward(amp_ref_of(g->dlogits, low), amp_ref_of(g->norms[2 * L].y, low),
+        amp_ref_of(gpt_weight(embedding), low), amp_ref_of(g->narrow, low),
+        amp_ref_of(embedding->grad, AMP_F32), AMP_NONE, 0, g->rows, C, V, &g->exec);
     g->backend->zero(g->dstream, g->rows * C * sizeof(float), &g->exec);
     gpt_norm_backward(g, gpt_block_params(g, L), &g->norms[2 * L]);
     for (size_t i = L; i-- > 0;) gpt_block_backward(g, gpt_block_params(g, i), &g->norms[2 * i], &g->blocks[i]);

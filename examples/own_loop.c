@@ -31,14 +31,15 @@ typedef struct MLP {
 
 /* out[B,OC] = inp[B,C] weight[OC,C]^T + bias[OC] */
 static void matmul_forward(real* out, const real* inp, const real* weight, const real* bias, int C, int OC) {
-    amp_linear_forward(inp, AMP_F16, weight, AMP_F16, bias, AMP_F16, out, AMP_F16, B, (size_t)C, (size_t)OC, NULL);
+    amp_linear_forward(amp_f16(inp), amp_f16(weight), amp_f16(bias), amp_f16(out), B, (size_t)C,
+        (size_t)OC, NULL);
 }
 
 /* dweight[OC,C] += dout^T inp; dbias[OC] += column sums of dout; dinp[B,C] += dout weight, or NULL */
 static void matmul_backward(real* dinp, float* dweight, float* dbias, const real* dout, const real* inp,
                             const real* weight, int C, int OC) {
-    amp_linear_backward(dout, AMP_F16, inp, AMP_F16, weight, AMP_F16, dinp, AMP_F16,
-                        dweight, AMP_F32, dbias, AMP_F32, 1, B, (size_t)C, (size_t)OC, NULL);
+    amp_linear_backward(amp_f16(dout), amp_f16(inp), amp_f16(weight), amp_f16(dinp),
+        amp_f32(dweight), amp_f32(dbias), 1, B, (size_t)C, (size_t)OC, NULL);
 }
 
 /* Turns logits into probabilities, in place; returns the mean of -log(probability of the target). */
@@ -64,14 +65,14 @@ static void crossentropy_backward(real* dlogits, const float* probs, const int32
 
 static void mlp_load(MLP* m, const data_set* d, int first) {
     data_batch(d, NULL, first, B, 28, m->pixels, m->targets);
-    amp_convert(m->inputs, AMP_F16, m->pixels, AMP_F32, B * PIXELS);
+    amp_convert(amp_f16(m->inputs), amp_f32(m->pixels), B * PIXELS);
 }
 
 static float mlp_forward(MLP* m) {
     matmul_forward(m->hidden, m->inputs, m->params + W1, m->params + B1, PIXELS, HIDDEN);
-    amp_activation_forward(AMP_RELU, m->hidden, AMP_F16, m->hidden, AMP_F16, B * HIDDEN, NULL);
+    amp_activation_forward(AMP_RELU, amp_f16(m->hidden), amp_f16(m->hidden), B * HIDDEN, NULL);
     matmul_forward(m->logits, m->hidden, m->params + W2, m->params + B2, HIDDEN, CLASSES);
-    amp_convert(m->probs, AMP_F32, m->logits, AMP_F16, B * CLASSES);
+    amp_convert(amp_f32(m->probs), amp_f16(m->logits), B * CLASSES);
     return crossentropy_forward(m->probs, m->targets);
 }
 
@@ -80,7 +81,8 @@ static void mlp_backward(MLP* m, float dloss) {
     memset(m->dhidden, 0, sizeof m->dhidden);
     crossentropy_backward(m->dlogits, m->probs, m->targets, dloss);
     matmul_backward(m->dhidden, m->grads + W2, m->grads + B2, m->dlogits, m->hidden, m->params + W2, HIDDEN, CLASSES);
-    amp_activation_backward(AMP_RELU, m->dhidden, AMP_F16, m->hidden, AMP_F16, m->dhidden, AMP_F16, B * HIDDEN, NULL);
+    amp_activation_backward(AMP_RELU, amp_f16(m->dhidden), amp_f16(m->hidden),
+        amp_f16(m->dhidden), 0, B * HIDDEN, NULL);
     matmul_backward(NULL, m->grads + W1, m->grads + B1, m->dhidden, m->inputs, m->params + W1, PIXELS, HIDDEN);
 }
 

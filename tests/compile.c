@@ -29,7 +29,18 @@ int main(void) {
     shape.m = shape.n = shape.k = 2;
     d.batch = 1;
     if (amp_scaler_init(&s, NULL) != AMP_OK || s.state.scale != 65536.0f) return 1;
-    if (amp_gemm(&shape, 1.0f, m, AMP_F32, m, AMP_F32, 0.0f, out, AMP_F32, NULL) != AMP_OK) return 2;
+    if (amp_gemm(&shape, 1.0f, amp_f32(m), amp_f32(m), 0.0f, amp_f32(out), NULL) != AMP_OK) return 2;
+#if defined(__cplusplus) || (defined(__STDC_VERSION__) && __STDC_VERSION__ >= 201112L)
+    {   /* the pointer's type is the operand's */
+        const float* read_only = m;
+        float wide[4];
+        amp_half low[4];
+        const amp_bfloat16* none = NULL;
+        if (amp_convert(AMP_REF(low), AMP_REF(read_only), 4) != AMP_OK) return 9;
+        if (amp_convert(AMP_REF(wide), AMP_REF(low), 4) != AMP_OK || wide[3] != 4.0f) return 10;
+        if (AMP_REF(none).dtype != AMP_BF16 || AMP_NONE.data) return 11;
+    }
+#endif
     if (amp_model_create(&model, &d) != AMP_OK) return 3;
     x = amp_layer_norm_with(model, amp_input(model, 3, 1, 1), NULL);
 #ifdef __cplusplus
@@ -45,8 +56,8 @@ int main(void) {
         amp_exec exec;
         memset(&exec, 0, sizeof exec);
         exec.logger = &empty;
-        if (amp_gemm(NULL, 1.0f, m, AMP_F32, m, AMP_F32, 0.0f, out, AMP_F32, NULL) == AMP_OK || heard != 1) return 6;
-        if (amp_gemm(NULL, 1.0f, m, AMP_F32, m, AMP_F32, 0.0f, out, AMP_F32, &exec) == AMP_OK || heard != 2) return 7;
+        if (amp_gemm(NULL, 1.0f, amp_f32(m), amp_f32(m), 0.0f, amp_f32(out), NULL) == AMP_OK || heard != 1) return 6;
+        if (amp_gemm(NULL, 1.0f, amp_f32(m), amp_f32(m), 0.0f, amp_f32(out), &exec) == AMP_OK || heard != 2) return 7;
         d.batch = -1;
         if (amp_model_create(&model, &d) == AMP_OK || heard != 3) return 8;
     }

@@ -1554,7 +1554,7 @@ static void test_load_weights_types(void) {
         before = make_model(&o);
         if (!m || !before) { CHECK(m && before); return; }
         for (i = 0; i < 4; i++) {
-            CHECK(amp_convert(raw, types[i], bias, AMP_F32, 4) == AMP_OK);
+            CHECK(amp_convert(amp_ref_of(raw, types[i]), amp_f32(bias), 4) == AMP_OK);
             t[0] = tensor("linear2.bias", types[i], raw, 1, 4, 0, 0, 0);
             t[1] = tensor("batch_norm1.running_mean", AMP_F32, mean, 1, 3, 0, 0, 0);
             t[2] = tensor("linear2.bias.m", AMP_F16, odd, 1, 1, 0, 0, 0);       /* a moment is not looked at */
@@ -1572,7 +1572,8 @@ static void test_load_weights_types(void) {
                       "'conv2d1.weight', 'batch_norm1.weight', 'linear1.weight', ...; the file is '"), "%s", heard);
             CHECK(amp_model_read_param(m, amp_model_find_param(m, "linear2.bias"), out) == AMP_OK);
             CHECK_MSG(memcmp(out, bias, sizeof bias) == 0, "%s", amp_dtype_name(types[i]));
-            CHECK(amp_convert(out, AMP_F32, amp_model_find_param(m, "linear2.bias")->low, AMP_F16, 4) == AMP_OK);
+            CHECK(amp_convert(amp_f32(out), amp_f16(amp_model_find_param(m, "linear2.bias")->low),
+                4) == AMP_OK);
             CHECK_MSG(memcmp(out, bias, sizeof bias) == 0, "the copy, %s", amp_dtype_name(types[i]));
             CHECK(amp_model_write_param(m, amp_model_find_param(m, "linear2.bias"), zeros) == AMP_OK);
         }
@@ -1646,7 +1647,7 @@ static void test_load_weights_saturates(void) {
         amp_model* m = make_model(&o);
         const amp_param* p = m ? amp_model_find_param(m, "linear2.bias") : NULL;
         if (!p) { CHECK(p); return; }
-        CHECK(amp_convert(raw, rows[i].type, rows[i].values, AMP_F64, 4) == AMP_OK);
+        CHECK(amp_convert(amp_ref_of(raw, rows[i].type), amp_ref_of(rows[i].values, AMP_F64), 4) == AMP_OK);
         const amp_file_tensor t = tensor("linear2.bias", rows[i].type, raw, 1, 4, 0, 0, 0);
         CHECK(amp_file_save(path, &t, 1, NULL, 0, NULL) == AMP_OK);
         heard_before[0] = 0;
@@ -1659,7 +1660,7 @@ static void test_load_weights_saturates(void) {
                       (double)rows[i].expected[k]);
         CHECK_MSG(heard_count == (rows[i].told ? 2 : 1), "row %d: %d sentences", i, heard_count);   /* one of what is missing */
         if (rows[i].told) CHECK_MSG(strstr(heard_before, rows[i].told), "row %d: %s", i, heard_before);
-        CHECK(amp_convert(values, AMP_F32, raw, rows[i].type, 4) == AMP_OK);
+        CHECK(amp_convert(amp_f32(values), amp_ref_of(raw, rows[i].type), 4) == AMP_OK);
         if (i == 3) memcpy(values, out, sizeof values);         /* no float says what that file does */
         CHECK(amp_model_write_param(m, p, values) == AMP_OK && amp_model_read_param(m, p, again) == AMP_OK);
         CHECK_MSG(memcmp(again, out, sizeof out) == 0 && memcmp(low, p->low, sizeof low) == 0, "row %d", i);

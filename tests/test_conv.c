@@ -12,7 +12,8 @@ typedef struct tensor { amp_dtype dtype; size_t count; unsigned char* bytes; flo
 enum { GUARD = 16, FILL = 0xff };      /* a NaN in every type: what is read by mistake shows */
 
 static void* tensor_at(const tensor* t) { return t->bytes + GUARD; }
-static void tensor_restore(tensor* t) { amp_convert(tensor_at(t), t->dtype, t->value, AMP_F32, t->count); }
+static void tensor_restore(tensor* t) { amp_convert(amp_ref_of(tensor_at(t), t->dtype),
+    amp_f32(t->value), t->count); }
 static tensor tensor_new(amp_dtype dtype, size_t count) {
     tensor t;
     size_t i;
@@ -22,7 +23,7 @@ static tensor tensor_new(amp_dtype dtype, size_t count) {
     memset(t.bytes, FILL, count * amp_dtype_size(dtype) + 2 * GUARD);
     for (i = 0; i < count; i++) t.value[i] = test_uniform();
     tensor_restore(&t);
-    amp_convert(t.value, AMP_F32, tensor_at(&t), dtype, count);
+    amp_convert(amp_f32(t.value), amp_ref_of(tensor_at(&t), dtype), count);
     return t;
 }
 static void tensor_free(tensor* t) { free(t->bytes); free(t->value); }
@@ -31,7 +32,7 @@ static void tensor_free(tensor* t) { free(t->bytes); free(t->value); }
 static void tensor_check(const tensor* t, const float* expected, const char* what) {
     size_t size = amp_dtype_size(t->dtype), i, bad = 0, first = 0, intact = 0;
     unsigned char* want = (unsigned char*)malloc(t->count * size);
-    amp_convert(want, t->dtype, expected, AMP_F32, t->count);
+    amp_convert(amp_ref_of(want, t->dtype), amp_f32(expected), t->count);
     for (i = t->count; i-- > 0; )
         if (memcmp(want + i * size, t->bytes + GUARD + i * size, size) != 0) { bad++; first = i; }
     for (i = 0; i < GUARD; i++) {
@@ -191,7 +192,7 @@ static void tensor_spoil(tensor* t, float special, uint32_t one_in) {
     size_t i;
     for (i = 0; i < t->count; i++) t->value[i] = test_random() % one_in == 0 ? special : 1e-30f * t->value[i];
     tensor_restore(t);
-    amp_convert(t->value, AMP_F32, tensor_at(t), t->dtype, t->count);
+    amp_convert(amp_f32(t->value), amp_ref_of(tensor_at(t), t->dtype), t->count);
 }
 
 /* 1: the expected sums are not wanted. */
@@ -205,13 +206,13 @@ static void tensor_set(tensor* t, float special, uint32_t one_in) {
     size_t i;
     for (i = 0; i < t->count; i++) if (test_random() % one_in == 0) t->value[i] = special;
     tensor_restore(t);
-    amp_convert(t->value, AMP_F32, tensor_at(t), t->dtype, t->count);
+    amp_convert(amp_f32(t->value), amp_ref_of(tensor_at(t), t->dtype), t->count);
 }
 static void tensor_scale(tensor* t, int power) {
     size_t i;
     for (i = 0; i < t->count; i++) t->value[i] = ldexpf(t->value[i], power);
     tensor_restore(t);
-    amp_convert(t->value, AMP_F32, tensor_at(t), t->dtype, t->count);
+    amp_convert(amp_f32(t->value), amp_ref_of(tensor_at(t), t->dtype), t->count);
 }
 /* y, dx, dw and db are stored as `result`. special: NULL, or what some of w and dy become. */
 static conv conv_new(amp_conv2d_shape s, amp_dtype act, amp_dtype weight, amp_dtype result, const float* special) {
@@ -274,15 +275,18 @@ static void conv_check(conv* v, int accumulate, size_t workspace) {
     memset(tensor_at(&v->y), 0xff, v->y.count * amp_dtype_size(v->y.dtype));
     if (input) tensor_restore(&v->dx);
     else memset(tensor_at(&v->dx), 0xff, v->dx.count * amp_dtype_size(v->dx.dtype));
-    CHECK(amp_conv2d_forward(&v->s, tensor_at(&v->x), v->x.dtype, tensor_at(&v->w), v->w.dtype, tensor_at(&v->b), v->b.dtype,
-                             tensor_at(&v->y), v->y.dtype, workspace || fast_sums ? &exec : NULL) == AMP_OK);
+    CHECK(amp_conv2d_forward(&v->s, amp_ref_of(tensor_at(&v->x), v->x.dtype),
+        amp_ref_of(tensor_at(&v->w), v->w.dtype), amp_ref_of(tensor_at(&v->b), v->b.dtype),
+        amp_ref_of(tensor_at(&v->y), v->y.dtype), workspace || fast_sums ? &exec : NULL) == AMP_OK);
     for (part = 0; part < (accumulate ? 1 : 2); part++) {
         int dx = accumulate || part == 0, dw = accumulate || part == 1;
         memset(memory, FILL, workspace);
-        CHECK(amp_conv2d_backward(&v->s, tensor_at(&v->dy), v->dy.dtype, tensor_at(&v->x), v->x.dtype, tensor_at(&v->w),
-                                  v->w.dtype, dx ? tensor_at(&v->dx) : NULL, v->dx.dtype,
-                                  dw ? tensor_at(&v->dw) : NULL, v->dw.dtype, dw ? tensor_at(&v->db) : NULL, v->db.dtype,
-                                  accumulate, workspace || fast_sums ? &exec : NULL) == AMP_OK);
+        CHECK(amp_conv2d_backward(&v->s, amp_ref_of(tensor_at(&v->dy), v->dy.dtype),
+            amp_ref_of(tensor_at(&v->x), v->x.dtype), amp_ref_of(tensor_at(&v->w), v->w.dtype),
+            amp_ref_of(dx ? tensor_at(&v->dx) : NULL, v->dx.dtype),
+            amp_ref_of(dw ? tensor_at(&v->dw) : NULL, v->dw.dtype),
+            amp_ref_of(dw ? tensor_at(&v->db) : NULL, v->db.dtype), accumulate,
+            workspace || fast_sums ? &exec : NULL) == AMP_OK);
     }
     tensor_check(&v->y, v->ry, "y");
     if (input) check_added_dx(v);
@@ -545,8 +549,9 @@ static void test_defaults(void) {
     for (i = 0; i < 180; i++) x[i] = test_uniform();
     for (i = 0; i < 72; i++) w[i] = test_uniform();
     CHECK(amp_conv2d_output(&s, &oh, &ow, NULL) == AMP_OK && oh == 4 && ow == 4);
-    CHECK(amp_conv2d_forward(&s, x, AMP_DTYPE_DEFAULT, w, AMP_DTYPE_DEFAULT, NULL, AMP_F32, y, AMP_DTYPE_DEFAULT, NULL) == AMP_OK);
-    CHECK(amp_conv2d_forward(&full, x, AMP_F32, w, AMP_F32, NULL, AMP_F32, z, AMP_F32, NULL) == AMP_OK);
+    CHECK(amp_conv2d_forward(&s, amp_ref_of(x, AMP_DTYPE_DEFAULT),
+        amp_ref_of(w, AMP_DTYPE_DEFAULT), AMP_NONE, amp_ref_of(y, AMP_DTYPE_DEFAULT), NULL) == AMP_OK);
+    CHECK(amp_conv2d_forward(&full, amp_f32(x), amp_f32(w), AMP_NONE, amp_f32(z), NULL) == AMP_OK);
     CHECK(memcmp(y, z, sizeof y) == 0);
 }
 
@@ -555,9 +560,11 @@ static void test_defaults(void) {
    scalar path's product, which leaves out nothing then, is the reference. */
 static void direct_run(const conv* v, const amp_exec* exec, float* out[3]) {
     const amp_dtype t = v->w.dtype;
-    CHECK(amp_conv2d_forward(&v->s, tensor_at(&v->x), t, tensor_at(&v->w), t, NULL, AMP_F32, out[0], AMP_F32, exec) == AMP_OK);
-    CHECK(amp_conv2d_backward(&v->s, tensor_at(&v->dy), t, tensor_at(&v->x), t, tensor_at(&v->w), t, out[1], AMP_F32,
-                              out[2], AMP_F32, NULL, AMP_F32, 0, exec) == AMP_OK);
+    CHECK(amp_conv2d_forward(&v->s, amp_ref_of(tensor_at(&v->x), t),
+        amp_ref_of(tensor_at(&v->w), t), AMP_NONE, amp_f32(out[0]), exec) == AMP_OK);
+    CHECK(amp_conv2d_backward(&v->s, amp_ref_of(tensor_at(&v->dy), t),
+        amp_ref_of(tensor_at(&v->x), t), amp_ref_of(tensor_at(&v->w), t), amp_f32(out[1]),
+        amp_f32(out[2]), AMP_NONE, 0, exec) == AMP_OK);
 }
 static void direct_check(const int* z, amp_dtype t, int odd) {
     conv v;
@@ -572,11 +579,11 @@ static void direct_check(const int* z, amp_dtype t, int odd) {
     counts[0] = v.y.count; counts[1] = v.dx.count; counts[2] = v.dw.count;
     for (i = 0; i < v.w.count; i++) w[i] = odd == 1 && i % 7 == 3 ? (i % 2 ? INFINITY : NAN) : -tiny * (float)(i % 3);
     if (odd == 3) w[v.w.count / 2] = INFINITY;
-    CHECK(amp_convert(tensor_at(&v.w), t, w, AMP_F32, v.w.count) == AMP_OK);
+    CHECK(amp_convert(amp_ref_of(tensor_at(&v.w), t), amp_f32(w), v.w.count) == AMP_OK);
     for (q = 0; odd == 2 && q < 2; q++) {                         /* all products underflow, most to -0 */
         tensor* p = q ? &v.dy : &v.x;
         for (i = 0; i < p->count; i++) p->value[i] = tiny;
-        CHECK(amp_convert(tensor_at(p), t, p->value, AMP_F32, p->count) == AMP_OK);
+        CHECK(amp_convert(amp_ref_of(tensor_at(p), t), amp_f32(p->value), p->count) == AMP_OK);
     }
     for (q = 0; q < 2; q++) for (j = 0; j < 3; j++) out[q][j] = (float*)malloc(counts[j] * sizeof(float));
     memset(&exec, 0, sizeof exec);
@@ -612,12 +619,12 @@ static void test_direct_zeros(void) {
 /* Only the wanted gradients are computed, and only what they need has to be there. */
 static void test_single_gradients(void) {
     conv v = conv_new(shape_of(2, 3, 7, 9, 4, 3, 3, 1, 1, 1, 1, 1, 1, 1), AMP_F32, AMP_F32, AMP_F32, NULL);
-    CHECK(amp_conv2d_backward(&v.s, tensor_at(&v.dy), AMP_F32, NULL, AMP_F32, tensor_at(&v.w), AMP_F32, tensor_at(&v.dx), AMP_F32,
-                              NULL, AMP_F32, NULL, AMP_F32, 0, NULL) == AMP_OK);
-    CHECK(amp_conv2d_backward(&v.s, tensor_at(&v.dy), AMP_F32, tensor_at(&v.x), AMP_F32, NULL, AMP_F32, NULL, AMP_F32,
-                              tensor_at(&v.dw), AMP_F32, NULL, AMP_F32, 0, NULL) == AMP_OK);
-    CHECK(amp_conv2d_backward(&v.s, tensor_at(&v.dy), AMP_F32, NULL, AMP_F32, NULL, AMP_F32, NULL, AMP_F32,
-                              NULL, AMP_F32, tensor_at(&v.db), AMP_F32, 0, NULL) == AMP_OK);
+    CHECK(amp_conv2d_backward(&v.s, amp_f32(tensor_at(&v.dy)), AMP_NONE, amp_f32(tensor_at(&v.w)),
+        amp_f32(tensor_at(&v.dx)), AMP_NONE, AMP_NONE, 0, NULL) == AMP_OK);
+    CHECK(amp_conv2d_backward(&v.s, amp_f32(tensor_at(&v.dy)), amp_f32(tensor_at(&v.x)), AMP_NONE,
+        AMP_NONE, amp_f32(tensor_at(&v.dw)), AMP_NONE, 0, NULL) == AMP_OK);
+    CHECK(amp_conv2d_backward(&v.s, amp_f32(tensor_at(&v.dy)), AMP_NONE, AMP_NONE, AMP_NONE,
+        AMP_NONE, amp_f32(tensor_at(&v.db)), 0, NULL) == AMP_OK);
     tensor_check(&v.dx, v.rdx, "dx");
     tensor_check(&v.dw, v.rdw, "dw");
     tensor_check(&v.db, v.rdb, "db");
@@ -634,8 +641,8 @@ static void test_error_bound(void) {
     double ku = v.og * 9 * ldexp(1, -24);
     int n, o, i, j, c, a, b;
     size_t q;
-    CHECK(amp_conv2d_backward(&v.s, tensor_at(&v.dy), AMP_F16, NULL, AMP_F16, tensor_at(&v.w), AMP_F16, dx, AMP_F32,
-                              NULL, AMP_F32, NULL, AMP_F32, 0, NULL) == AMP_OK);
+    CHECK(amp_conv2d_backward(&v.s, amp_f16(tensor_at(&v.dy)), AMP_NONE, amp_f16(tensor_at(&v.w)),
+        amp_f32(dx), AMP_NONE, AMP_NONE, 0, NULL) == AMP_OK);
     for (n = 0; n < v.s.n; n++) for (o = 0; o < v.s.out_channels; o++) for (i = 0; i < v.oh; i++) for (j = 0; j < v.ow; j++)
         for (c = 0; c < v.cg; c++) for (a = 0; a < 3; a++) for (b = 0; b < 3; b++) {
             int y = i * v.s.stride_h - v.s.pad_h + a * v.s.dilation_h, x = j * v.s.stride_w - v.s.pad_w + b * v.s.dilation_w;
@@ -706,15 +713,17 @@ static void test_refused_calls(void) {
     memset(&e, 0, sizeof e);
     e.logger = &LISTENER;
     for (i = 0; i < 16; i++) y[i] = 7;
-    check_refused(amp_conv2d_forward(NULL, x, AMP_F32, x, AMP_F32, NULL, AMP_F32, y, AMP_F32, &e), AMP_ERR_ARGUMENT,
+    check_refused(amp_conv2d_forward(NULL, amp_f32(x), amp_f32(x), AMP_NONE, amp_f32(y), &e), AMP_ERR_ARGUMENT,
                   "conv2d: the shape is NULL");
-    check_refused(amp_conv2d_forward(&s, x, AMP_F32, NULL, AMP_F32, NULL, AMP_F32, y, AMP_F32, &e), AMP_ERR_ARGUMENT,
+    check_refused(amp_conv2d_forward(&s, amp_f32(x), AMP_NONE, AMP_NONE, amp_f32(y), &e), AMP_ERR_ARGUMENT,
                   "conv2d: w is NULL, but it has 1 x 9 elements");
-    check_refused(amp_conv2d_forward(&s, x, AMP_F64, x, AMP_F32, NULL, AMP_F32, y, AMP_F32, &e), AMP_ERR_DTYPE,
+    check_refused(amp_conv2d_forward(&s, amp_ref_of(x, AMP_F64), amp_f32(x), AMP_NONE, amp_f32(y),
+        &e), AMP_ERR_DTYPE,
                   "conv2d: x has type f64 (4); it must be f32, f16 or bf16");
-    check_refused(amp_conv2d_backward(&s, x, AMP_F32, NULL, AMP_F32, x, AMP_F32, y, AMP_F32, y, AMP_F32, NULL, AMP_F32, 0, &e),
+    check_refused(amp_conv2d_backward(&s, amp_f32(x), AMP_NONE, amp_f32(x), amp_f32(y),
+        amp_f32(y), AMP_NONE, 0, &e),
                   AMP_ERR_ARGUMENT, "conv2d backward: x is NULL, but it has 1 x 16 elements");
-    CHECK(amp_conv2d_forward(&s, x, AMP_F32, NULL, AMP_F32, NULL, AMP_F32, y, AMP_F32, NULL) == AMP_ERR_ARGUMENT);
+    CHECK(amp_conv2d_forward(&s, amp_f32(x), AMP_NONE, AMP_NONE, amp_f32(y), NULL) == AMP_ERR_ARGUMENT);
     for (i = 0; i < 16; i++) CHECK(y[i] == 7);
 }
 
@@ -738,9 +747,11 @@ static void test_exceptions(void) {
                 if (i >= 12) { e.workspace = workspace; e.workspace_size = sizeof workspace; }
                 feclearexcept(FE_ALL_EXCEPT);
                 soil_stack();
-                if (last == 0) r = amp_conv2d_forward(&s, z, AMP_F16, z, AMP_F16, NULL, AMP_F16, y, AMP_F16, &e);
-                else r = amp_conv2d_backward(&s, z, AMP_F16, z, AMP_F16, z, AMP_F16, last == 1 ? dx : NULL, AMP_F16,
-                                             last == 2 ? dw : NULL, AMP_F16, NULL, AMP_F16, 0, &e);
+                if (last == 0) r = amp_conv2d_forward(&s, amp_f16(z), amp_f16(z), AMP_NONE,
+                    amp_f16(y), &e);
+                else r = amp_conv2d_backward(&s, amp_f16(z), amp_f16(z), amp_f16(z),
+                    amp_f16(last == 1 ? dx : NULL), amp_f16(last == 2 ? dw : NULL), AMP_NONE, 0,
+                    &e);
                 CHECK_MSG(r == AMP_OK && !fetestexcept(FE_OVERFLOW | FE_INVALID), "%s, case %d, result %d",
                           amp_isa_name(ISAS[isa]), i, last);
             }

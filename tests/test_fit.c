@@ -432,7 +432,7 @@ static void test_evaluation_nan(void) {
     bad.inputs[0] = spoilt;
     before = heard_count;
     CHECK(amp_evaluate_data(m, &bad, &told) == AMP_OK && heard_count == before + 1 && heard_code == AMP_OK);
-    CHECK(amp_is_nan(&told.loss, AMP_F32) && told.predictions == SAMPLES && strcmp(told.culprit, "input1") == 0);
+    CHECK(amp_is_nan(amp_f32(&told.loss)) && told.predictions == SAMPLES && strcmp(told.culprit, "input1") == 0);
     CHECK_MSG(strstr(told.message, "nan: first in the output of 'input1', element 5 of sample 19"), "%s", told.message);
     CHECK(strncmp(heard, "evaluate data: ", 15) == 0 && strcmp(heard + 15, told.message) == 0);
     f.evaluation = &bad; f.patience = 2; f.best_path = "test_fit_best.safetensors";
@@ -697,7 +697,7 @@ static void test_dead(void) {
     CHECK(amp_model_sync_params(m) == AMP_OK);
     REFUSED(amp_fit(m, &data, &f, &info), AMP_ERR_OVERFLOW, "max_unsound is 20");
     CHECK(info.epochs == 2 && info.last.steps == 0 && info.last.skipped == BATCHES && !info.best.best);
-    CHECK(!amp_is_finite(&info.last.loss, AMP_F32));
+    CHECK(!amp_is_finite(amp_f32(&info.last.loss)));
     amp_model_destroy(m);
 }
 

@@ -32,8 +32,10 @@ static matrix matrix_new(amp_dtype dtype, size_t rows, size_t cols, size_t ld) {
     memset(m.data, FILL, bytes + 2 * GUARD);
     for (i = 0; i < rows; i++) {
         for (j = 0; j < cols; j++) m.value[i * cols + j] = test_uniform();
-        amp_convert(m.data + GUARD + i * ld * amp_dtype_size(dtype), dtype, m.value + i * cols, AMP_F32, cols);
-        amp_convert(m.value + i * cols, AMP_F32, m.data + GUARD + i * ld * amp_dtype_size(dtype), dtype, cols);
+        amp_convert(amp_ref_of(m.data + GUARD + i * ld * amp_dtype_size(dtype), dtype),
+            amp_f32(m.value + i * cols), cols);
+        amp_convert(amp_f32(m.value + i * cols),
+            amp_ref_of(m.data + GUARD + i * ld * amp_dtype_size(dtype), dtype), cols);
     }
     return m;
 }
@@ -45,8 +47,8 @@ static void matrix_write(matrix* m) {
     size_t i;
     for (i = 0; i < m->rows; i++) {
         unsigned char* row = (unsigned char*)matrix_at(m) + i * m->ld * amp_dtype_size(m->dtype);
-        amp_convert(row, m->dtype, m->value + i * m->cols, AMP_F32, m->cols);
-        amp_convert(m->value + i * m->cols, AMP_F32, row, m->dtype, m->cols);
+        amp_convert(amp_ref_of(row, m->dtype), amp_f32(m->value + i * m->cols), m->cols);
+        amp_convert(amp_f32(m->value + i * m->cols), amp_ref_of(row, m->dtype), m->cols);
     }
 }
 static float matrix_op(const matrix* m, int trans, size_t i, size_t j) {
@@ -70,8 +72,8 @@ static float finish(float sum, float alpha, float beta, float old) {
 
 /* Stores the expected value as the library must: one rounding, NaN as the one quiet NaN. */
 static void expect_store(unsigned char* at, amp_dtype dtype, float v) {
-    if (amp_is_nan(&v, AMP_F32)) { uint32_t q = 0x7fc00000u; memcpy(&v, &q, sizeof v); }
-    amp_convert(at, dtype, &v, AMP_F32, 1);
+    if (amp_is_nan(amp_f32(&v))) { uint32_t q = 0x7fc00000u; memcpy(&v, &q, sizeof v); }
+    amp_convert(amp_ref_of(at, dtype), amp_f32(&v), 1);
 }
 
 typedef struct problem {
@@ -128,9 +130,9 @@ static void problem_check(const problem* p, const unsigned char* expected, size_
     memcpy(c, p->c.data, matrix_bytes(&p->c));
     exec.workspace = memory + offset; exec.workspace_size = workspace;
     exec.sums = p->sums;
-    CHECK(amp_gemm(PRODUCT(p->ta, p->tb, p->m, p->n, p->k, p->a.ld, p->b.ld, p->c.ld),
-                   p->alpha, matrix_at(&p->a), p->a.dtype, matrix_at(&p->b), p->b.dtype, p->beta, c + GUARD, p->c.dtype,
-                   workspace || p->sums ? &exec : NULL) == AMP_OK);
+    CHECK(amp_gemm(PRODUCT(p->ta, p->tb, p->m, p->n, p->k, p->a.ld, p->b.ld, p->c.ld), p->alpha,
+        amp_ref_of(matrix_at(&p->a), p->a.dtype), amp_ref_of(matrix_at(&p->b), p->b.dtype),
+        p->beta, amp_ref_of(c + GUARD, p->c.dtype), workspace || p->sums ? &exec : NULL) == AMP_OK);
     same = memcmp(c, expected, matrix_bytes(&p->c)) == 0;
     CHECK_MSG(same, "%s %s%s m %lu n %lu k %lu %s x %s -> %s alpha %g beta %g workspace %lu",
               amp_isa_name(amp_cpu_isa()), p->ta ? "T" : "N", p->tb ? "T" : "N", (unsigned long)p->m,
@@ -255,13 +257,13 @@ static void check_few_far_rows(size_t m, int tb, amp_dtype t, size_t k) {
     exec.workspace = malloc(exec.workspace_size);
     for (q = 0; q < k; q++) {
         for (i = 0; i < n; i++) row[i] = (float)((q * n + i) * 2654435761u >> 16 & 1023u) - 511.5f;
-        amp_convert(b + q * n * size, t, row, AMP_F32, n);
+        amp_convert(amp_ref_of(b + q * n * size, t), amp_f32(row), n);
     }
     free(row);
-    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, trans, m, n, k, k, ldb, n), 1.0f, matrix_at(&a), t, b, t, 0.0f, matrix_at(&c),
-                   AMP_F32, &exec) == AMP_OK);
-    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, trans, more, n, k, k, ldb, n), 1.0f, matrix_at(&a), t, b, t, 0.0f,
-                   matrix_at(&whole), AMP_F32, &exec) == AMP_OK);
+    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, trans, m, n, k, k, ldb, n), 1.0f,
+        amp_ref_of(matrix_at(&a), t), amp_ref_of(b, t), 0.0f, amp_f32(matrix_at(&c)), &exec) == AMP_OK);
+    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, trans, more, n, k, k, ldb, n), 1.0f,
+        amp_ref_of(matrix_at(&a), t), amp_ref_of(b, t), 0.0f, amp_f32(matrix_at(&whole)), &exec) == AMP_OK);
     CHECK_MSG(memcmp(matrix_at(&c), matrix_at(&whole), m * n * sizeof(float)) == 0, "%s m %d k %d %s %s",
               amp_isa_name(amp_cpu_isa()), (int)m, (int)k, tb ? "along" : "across", amp_dtype_name(t));
     free(b); free(exec.workspace);
@@ -311,17 +313,17 @@ static void test_order(void) {
     float c;
     for (t = 0; t < 9; t++) {
         const amp_dtype at = TYPES[t % 3], bt = TYPES[t / 3];
-        amp_convert(a, at, x, AMP_F32, 4);
-        amp_convert(b, bt, y, AMP_F32, 4);
+        amp_convert(amp_ref_of(a, at), amp_f32(x), 4);
+        amp_convert(amp_ref_of(b, bt), amp_f32(y), 4);
         /* 1 + 16777216 = 16777216; - 16777216 = 0; + 1 = 1.  Pairs of neighbours the other way round give 0. */
-        CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 1, 1, 4, 4, 1, 1), 1, a, at, b, bt, 0, &c, AMP_F32,
-                       NULL) == AMP_OK);
+        CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 1, 1, 4, 4, 1, 1), 1,
+            amp_ref_of(a, at), amp_ref_of(b, bt), 0, amp_f32(&c), NULL) == AMP_OK);
         CHECK_MSG(c == 1.0f, "%s, %s: %g", amp_dtype_name(at), amp_dtype_name(bt), (double)c);
     }
-    amp_convert(a, AMP_BF16, &tiny, AMP_F32, 1);
-    amp_convert(b, AMP_BF16, &small, AMP_F32, 1);
-    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 1, 1, 1, 1, 1, 1), 1, a, AMP_BF16, b, AMP_BF16, 0, &c, AMP_F32,
-                   NULL) == AMP_OK);
+    amp_convert(amp_ref_of(a, AMP_BF16), amp_f32(&tiny), 1);
+    amp_convert(amp_ref_of(b, AMP_BF16), amp_f32(&small), 1);
+    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 1, 1, 1, 1, 1, 1), 1, amp_ref_of(a, AMP_BF16),
+        amp_ref_of(b, AMP_BF16), 0, amp_f32(&c), NULL) == AMP_OK);
     CHECK_MSG(c == 0.0f && signbit(c), "-1e-60 rounds to -0: %g", (double)c);
 }
 
@@ -373,8 +375,8 @@ static void test_bf16_smallest_sums(void) {
                     v[at + 2] = ldexpf(l ? 130.0f : -128.0f, l ? -60 : e + 60);
                     if (e == -122) { v[at] = i == 3 && l == 0 ? 1e-39f : 1048576.0f; v[at + 2] = 0.0f; }
                 }
-                amp_convert(matrix_at(m), AMP_BF16, m->value, AMP_F32, m->rows * m->cols);
-                amp_convert(m->value, AMP_F32, matrix_at(m), AMP_BF16, m->rows * m->cols);
+                amp_convert(amp_bf16(matrix_at(m)), amp_f32(m->value), m->rows * m->cols);
+                amp_convert(amp_f32(m->value), amp_bf16(matrix_at(m)), m->rows * m->cols);
             }
             problem_check_all(&p);
             problem_free(&p);
@@ -411,8 +413,8 @@ static void test_bf16_subnormal_corner(void) {
 static void check_fma(float x, float y, float z) {
     float one = 1, c = y, want = fmaf(x, y, z);
     if (x == 0.0f) return;                       /* beta 0 does not read C */
-    amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 1, 1, 1, 1, 1, 1), 1, &z, AMP_F32, &one, AMP_F32, x, &c, AMP_F32,
-             NULL);
+    amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 1, 1, 1, 1, 1, 1), 1, amp_f32(&z), amp_f32(&one),
+        x, amp_f32(&c), NULL);
     CHECK_MSG(memcmp(&c, &want, sizeof c) == 0, "%a * %a + %a is %a, not %a", (double)x, (double)y, (double)z, (double)c, (double)want);
 }
 /* Where a processor without fma would be wrong: the double sum lies between two floats, and the product has a last bit
@@ -445,46 +447,46 @@ static void test_shape_defaults(void) {
     for (i = 0; i < 42; i++) b[i] = test_uniform();
     for (form = 0; form < 4; form++) {
         const int ta = form & 1, tb = form >> 1;
-        CHECK(amp_gemm(PRODUCT(ta, tb, 5, 7, 3, ta ? 5 : 3, tb ? 3 : 7, 7), 1, a, AMP_F32, b, AMP_F32, 0, full, AMP_F32,
-                       NULL) == AMP_OK);
+        CHECK(amp_gemm(PRODUCT(ta, tb, 5, 7, 3, ta ? 5 : 3, tb ? 3 : 7, 7), 1, amp_f32(a),
+            amp_f32(b), 0, amp_f32(full), NULL) == AMP_OK);
         memcpy(full + 35, full, sizeof full / 2);
         memset(c, FILL, sizeof c);
-        CHECK(amp_gemm(PRODUCT(ta, tb, 5, 7, 3, 0, 0, 0), 1, a, AMP_DTYPE_DEFAULT, b, AMP_DTYPE_DEFAULT, 0, c,
-                       AMP_DTYPE_DEFAULT, NULL) == AMP_OK);
+        CHECK(amp_gemm(PRODUCT(ta, tb, 5, 7, 3, 0, 0, 0), 1, amp_ref_of(a, AMP_DTYPE_DEFAULT),
+            amp_ref_of(b, AMP_DTYPE_DEFAULT), 0, amp_ref_of(c, AMP_DTYPE_DEFAULT), NULL) == AMP_OK);
         CHECK(memcmp(c, full, sizeof c / 2) == 0);
         for (i = 0; i < sizeof c / 2; i++) CHECK(((unsigned char*)(c + 35))[i] == FILL);
-        CHECK(amp_gemm(PRODUCTS(ta, tb, 5, 7, 3, 0, 0, 0, 2, 0, 0, 35), 1, a, AMP_F32, b, AMP_F32, 0, c, AMP_F32,
-                       NULL) == AMP_OK);
+        CHECK(amp_gemm(PRODUCTS(ta, tb, 5, 7, 3, 0, 0, 0, 2, 0, 0, 35), 1, amp_f32(a), amp_f32(b),
+            0, amp_f32(c), NULL) == AMP_OK);
         CHECK(memcmp(c, full, sizeof c) == 0);
     }
     memset(c, 0, sizeof c);
-    CHECK(amp_gemm(PRODUCTS(0, 0, 5, 7, 0, 0, 0, 0, 2, 15, 21, 35), 1, NULL, AMP_F32, NULL, AMP_F32, 0, full, AMP_F32,
-                   NULL) == AMP_OK);
+    CHECK(amp_gemm(PRODUCTS(0, 0, 5, 7, 0, 0, 0, 0, 2, 15, 21, 35), 1, AMP_NONE, AMP_NONE, 0,
+        amp_f32(full), NULL) == AMP_OK);
     CHECK(memcmp(c, full, sizeof c) == 0);
 }
 
 static void test_nothing_to_do(void) {
     float c[6] = { 0, 0, 0, 1, 2, 3 }, one = 1;
     c[0] = c[1] = c[2] = NAN;
-    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 0, 1, 1, 1, 1, 1), 1, NULL, AMP_F32, &one, AMP_F32, 0, NULL,
-                   AMP_F32, NULL) == AMP_OK);
-    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 0, 0, 0, 0, 0, 0), 1, NULL, AMP_F32, NULL, AMP_F32, 0, NULL,
-                   AMP_F32, NULL) == AMP_OK);
-    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 1, 3, 0, 0, 3, 3), 1, NULL, AMP_F32, NULL, AMP_F32, 0, c,
-                   AMP_F32, NULL) == AMP_OK);
+    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 0, 1, 1, 1, 1, 1), 1, AMP_NONE,
+        amp_f32(&one), 0, AMP_NONE, NULL) == AMP_OK);
+    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 0, 0, 0, 0, 0, 0), 1, AMP_NONE, AMP_NONE,
+        0, AMP_NONE, NULL) == AMP_OK);
+    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 1, 3, 0, 0, 3, 3), 1, AMP_NONE, AMP_NONE,
+        0, amp_f32(c), NULL) == AMP_OK);
     CHECK(c[0] == 0 && c[1] == 0 && c[2] == 0);
-    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 1, 3, 0, 0, 3, 3), 1, NULL, AMP_F32, NULL, AMP_F32, 2, c + 3,
-                   AMP_F32, NULL) == AMP_OK);
+    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 1, 3, 0, 0, 3, 3), 1, AMP_NONE, AMP_NONE,
+        2, amp_f32(c + 3), NULL) == AMP_OK);
     CHECK(c[3] == 2 && c[4] == 4 && c[5] == 6);
     c[0] = -0.0f;
-    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 1, 1, 1, 1, 1, 1), 0, &one, AMP_F32, &one, AMP_F32, 2, c,
-                   AMP_F32, NULL) == AMP_OK);
+    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 1, 1, 1, 1, 1, 1), 0, amp_f32(&one),
+        amp_f32(&one), 2, amp_f32(c), NULL) == AMP_OK);
     CHECK(c[0] == 0 && signbit(c[0]));
-    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 1, 1, 0, 0, 1, 1), -3, NULL, AMP_F32, NULL, AMP_F32, 1, c,
-                   AMP_F32, NULL) == AMP_OK);
+    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 1, 1, 0, 0, 1, 1), -3, AMP_NONE, AMP_NONE,
+        1, amp_f32(c), NULL) == AMP_OK);
     CHECK(c[0] == 0 && signbit(c[0]));          /* alpha has nothing to multiply: the sign stays */
-    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 1, 1, 0, 0, 1, 1), INFINITY, NULL, AMP_F32, NULL, AMP_F32, 1, c,
-                   AMP_F32, NULL) == AMP_OK);
+    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 1, 1, 0, 0, 1, 1), INFINITY, AMP_NONE,
+        AMP_NONE, 1, amp_f32(c), NULL) == AMP_OK);
     CHECK(c[0] == 0 && signbit(c[0]));
 }
 
@@ -498,8 +500,9 @@ static void test_error_bound(void) {
         problem p = problem_new(0, 1, 40, 50, 300, 0, 1.0f, 0.0f, TYPES[t % 3], TYPES[t % 3], TYPES[t / 3]);
         double unit = TYPES[t / 3] == AMP_F32 ? 0x1p-24 : TYPES[t / 3] == AMP_F16 ? 0x1p-11 : 0x1p-8;
         float got;
-        CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_TRANS, 40, 50, 300, 300, 300, 50), 1, matrix_at(&p.a), p.a.dtype,
-                       matrix_at(&p.b), p.b.dtype, 0, matrix_at(&p.c), p.c.dtype, NULL) == AMP_OK);
+        CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_TRANS, 40, 50, 300, 300, 300, 50), 1,
+            amp_ref_of(matrix_at(&p.a), p.a.dtype), amp_ref_of(matrix_at(&p.b), p.b.dtype), 0,
+            amp_ref_of(matrix_at(&p.c), p.c.dtype), NULL) == AMP_OK);
         for (i = 0; i < 40; i++)
             for (j = 0; j < 50; j++) {
                 double sum = 0, size = 0, limit;
@@ -507,7 +510,9 @@ static void test_error_bound(void) {
                     double x = (double)p.a.value[i * 300 + q] * (double)p.b.value[j * 300 + q];
                     sum += x; size += fabs(x);
                 }
-                amp_convert(&got, AMP_F32, p.c.data + GUARD + (i * 50 + j) * amp_dtype_size(p.c.dtype), p.c.dtype, 1);
+                amp_convert(amp_f32(&got),
+                    amp_ref_of(p.c.data + GUARD + (i * 50 + j) * amp_dtype_size(p.c.dtype), p.c.dtype),
+                    1);
                 limit = 300 * 0x1p-24 / (1 - 300 * 0x1p-24) * size;
                 limit += (fabs(sum) + limit) * unit + 0x1p-25 * (p.c.dtype == AMP_F16);
                 CHECK_MSG(fabs((double)got - sum) <= limit, "%g %g %g", (double)got, sum, limit);
@@ -578,8 +583,8 @@ static void test_reads_nothing_else(void) {
         exec.workspace = memory;
         exec.workspace_size = round / 8 % 2 ? sizeof memory : 0;
         exec.sums = round / 36 % 2 ? AMP_SUMS_FIXED : AMP_SUMS_FAST;
-        CHECK(amp_gemm(PRODUCT(ta, tb, m, n, k, ta ? m : k, tb ? k : n, n),
-                       1.0f, a, t, b, t, 0.0f, c, AMP_F32, &exec) == AMP_OK);
+        CHECK(amp_gemm(PRODUCT(ta, tb, m, n, k, ta ? m : k, tb ? k : n, n), 1.0f,
+            amp_ref_of(a, t), amp_ref_of(b, t), 0.0f, amp_f32(c), &exec) == AMP_OK);
         munmap(base_a, length_a);
         munmap(base_b, length_b);
     }
@@ -601,16 +606,16 @@ static void test_fast_sums_not_finite(void) {
     for (i = 0; i < SIZE * SIZE; i++) { a[i] = 2.0f + test_uniform(); b[i] = 2.0f + test_uniform(); }
     a[7 * SIZE + 40] = INFINITY;
     b[2 * SIZE + 33] = NAN;
-    amp_convert(half_a, AMP_F16, a, AMP_F32, SIZE * SIZE);
-    amp_convert(half_b, AMP_F16, b, AMP_F32, SIZE * SIZE);
+    amp_convert(amp_f16(half_a), amp_f32(a), SIZE * SIZE);
+    amp_convert(amp_f16(half_b), amp_f32(b), SIZE * SIZE);
     a[20 * SIZE + 1] = 3e38f; a[20 * SIZE + 2] = 3e38f;       /* beyond F16 */
-    amp_convert(low_a, AMP_BF16, a, AMP_F32, SIZE * SIZE);
-    amp_convert(low_b, AMP_BF16, b, AMP_F32, SIZE * SIZE);
+    amp_convert(amp_bf16(low_a), amp_f32(a), SIZE * SIZE);
+    amp_convert(amp_bf16(low_b), amp_f32(b), SIZE * SIZE);
     for (round = 0; round < 2; round++) {
-        CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, SIZE, SIZE, SIZE, SIZE, SIZE, SIZE), 1.0f,
-                       round ? (void*)half_a : (void*)low_a, round ? AMP_F16 : AMP_BF16,
-                       round ? (void*)half_b : (void*)low_b, round ? AMP_F16 : AMP_BF16, 0.0f, c, AMP_F32,
-                       &exec) == AMP_OK);
+        CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, SIZE, SIZE, SIZE, SIZE, SIZE, SIZE),
+            1.0f, amp_ref_of(round ? (void*)half_a : (void*)low_a, round ? AMP_F16 : AMP_BF16),
+            amp_ref_of(round ? (void*)half_b : (void*)low_b, round ? AMP_F16 : AMP_BF16), 0.0f,
+            amp_f32(c), &exec) == AMP_OK);
         for (i = wrong = 0; i < SIZE; i++)
             for (j = 0; j < SIZE; j++) {
                 uint32_t bits, want = 0x7f800000u;             /* a NaN is 0x7fc00000 here too */
@@ -648,12 +653,12 @@ static void check_element(const matrix* m, size_t i, float v, const char* what) 
     size_t size = amp_dtype_size(m->dtype);
     float got;
     expect_store(bytes, m->dtype, v);
-    amp_convert(&got, AMP_F32, m->data + GUARD + i * size, m->dtype, 1);
+    amp_convert(amp_f32(&got), amp_ref_of(m->data + GUARD + i * size, m->dtype), 1);
     CHECK_MSG(memcmp(bytes, m->data + GUARD + i * size, size) == 0, "%s %s[%lu] is %.9g, expected %.9g",
               amp_isa_name(amp_cpu_isa()), what, (unsigned long)i, (double)got, (double)v);
 }
 static void restore(matrix* m) {
-    amp_convert(matrix_at(m), m->dtype, m->value, AMP_F32, m->rows * m->cols);
+    amp_convert(amp_ref_of(matrix_at(m), m->dtype), amp_f32(m->value), m->rows * m->cols);
 }
 
 static void dense_check(dense* d, int accumulate, const amp_exec* exec) {
@@ -662,11 +667,13 @@ static void dense_check(dense* d, int accumulate, const amp_exec* exec) {
     size_t i, j, q;
     const int input = (accumulate & AMP_ACCUMULATE_INPUT) != 0;
     restore(&d->dw); restore(&d->db); restore(&d->dx);
-    CHECK(amp_linear_forward(matrix_at(&d->x), d->x.dtype, matrix_at(&d->w), d->w.dtype, matrix_at(&d->b), d->b.dtype,
-                             matrix_at(&d->y), d->y.dtype, d->n, d->in, d->out, exec) == AMP_OK);
-    CHECK(amp_linear_backward(matrix_at(&d->dy), d->dy.dtype, matrix_at(&d->x), d->x.dtype, matrix_at(&d->w), d->w.dtype,
-                              matrix_at(&d->dx), d->dx.dtype, matrix_at(&d->dw), d->dw.dtype, matrix_at(&d->db),
-                              d->db.dtype, accumulate, d->n, d->in, d->out, exec) == AMP_OK);
+    CHECK(amp_linear_forward(amp_ref_of(matrix_at(&d->x), d->x.dtype),
+        amp_ref_of(matrix_at(&d->w), d->w.dtype), amp_ref_of(matrix_at(&d->b), d->b.dtype),
+        amp_ref_of(matrix_at(&d->y), d->y.dtype), d->n, d->in, d->out, exec) == AMP_OK);
+    CHECK(amp_linear_backward(amp_ref_of(matrix_at(&d->dy), d->dy.dtype),
+        amp_ref_of(matrix_at(&d->x), d->x.dtype), amp_ref_of(matrix_at(&d->w), d->w.dtype),
+        amp_ref_of(matrix_at(&d->dx), d->dx.dtype), amp_ref_of(matrix_at(&d->dw), d->dw.dtype),
+        amp_ref_of(matrix_at(&d->db), d->db.dtype), accumulate, d->n, d->in, d->out, exec) == AMP_OK);
     for (i = 0; i < d->n; i++)
         for (j = 0; j < d->out; j++) {
             volatile float y = ordered_dot(d->x.value + i * d->in, d->w.value + j * d->in, d->in);
@@ -751,12 +758,14 @@ static void check_batch(size_t m, size_t n, size_t k, size_t batch, int layout, 
     exec.workspace = room ? malloc(room) : NULL; exec.workspace_size = room;
     memcpy(before, c.all.data, bytes);
     for (i = 0; i < batch; i++)
-        CHECK(amp_gemm(PRODUCT(ta, tb, m, n, k, a.all.ld, b.all.ld, c.all.ld), 0.5f, series_at(&a, i), at,
-                       series_at(&b, i), bt, 0.25f, series_at(&c, i), ct, NULL) == AMP_OK);
+        CHECK(amp_gemm(PRODUCT(ta, tb, m, n, k, a.all.ld, b.all.ld, c.all.ld), 0.5f,
+            amp_ref_of(series_at(&a, i), at), amp_ref_of(series_at(&b, i), bt), 0.25f,
+            amp_ref_of(series_at(&c, i), ct), NULL) == AMP_OK);
     memcpy(expected, c.all.data, bytes);
     memcpy(c.all.data, before, bytes);
-    CHECK(amp_gemm(PRODUCTS(ta, tb, m, n, k, a.all.ld, b.all.ld, c.all.ld, batch, a.stride, b.stride, c.stride), 0.5f,
-                   matrix_at(&a.all), at, matrix_at(&b.all), bt, 0.25f, matrix_at(&c.all), ct, &exec) == AMP_OK);
+    CHECK(amp_gemm(PRODUCTS(ta, tb, m, n, k, a.all.ld, b.all.ld, c.all.ld, batch, a.stride, b.stride, c.stride),
+        0.5f, amp_ref_of(matrix_at(&a.all), at), amp_ref_of(matrix_at(&b.all), bt), 0.25f,
+        amp_ref_of(matrix_at(&c.all), ct), &exec) == AMP_OK);
     CHECK_MSG(memcmp(expected, c.all.data, bytes) == 0, "%lu of %lux%lux%lu, layout %d, trans %d, types %d, room %lu",
               (unsigned long)batch, (unsigned long)m, (unsigned long)n, (unsigned long)k, layout, trans, types,
               (unsigned long)room);
@@ -785,42 +794,43 @@ static void test_refusals(void) {
     memset(&e, 0, sizeof e);
     e.logger = &LISTENER;
     for (i = 0; i < 64; i++) c[i] = 7;
-    check_refused(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 2, 3, 5, 3, 3, 3), 1, a, AMP_F32, a, AMP_F32, 0, c,
-                           AMP_F32, &e),
+    check_refused(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 2, 3, 5, 3, 3, 3), 1, amp_f32(a),
+        amp_f32(a), 0, amp_f32(c), &e),
                   AMP_ERR_ARGUMENT, "amp_gemm: lda is 3, but a row of a has 5 elements");
-    check_refused(amp_gemm(PRODUCT(AMP_TRANS, AMP_TRANS, 2, 3, 5, 2, 4, 3), 1, a, AMP_F32, a, AMP_F32, 0, c, AMP_F32,
-                           &e),
+    check_refused(amp_gemm(PRODUCT(AMP_TRANS, AMP_TRANS, 2, 3, 5, 2, 4, 3), 1, amp_f32(a),
+        amp_f32(a), 0, amp_f32(c), &e),
                   AMP_ERR_ARGUMENT, "amp_gemm: ldb is 4, but a row of b has 5 elements");
-    check_refused(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 2, 3, 5, 5, 3, 2), 1, a, AMP_F32, a, AMP_F32, 0, c,
-                           AMP_F32, &e),
+    check_refused(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 2, 3, 5, 5, 3, 2), 1, amp_f32(a),
+        amp_f32(a), 0, amp_f32(c), &e),
                   AMP_ERR_ARGUMENT, "amp_gemm: ldc is 2, but a row of c has 3 elements");
-    check_refused(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 2, 3, 5, 5, 3, 3), 1, NULL, AMP_F32, a, AMP_F32, 0, c,
-                           AMP_F32, &e),
+    check_refused(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 2, 3, 5, 5, 3, 3), 1, AMP_NONE,
+        amp_f32(a), 0, amp_f32(c), &e),
                   AMP_ERR_ARGUMENT, "amp_gemm: a is NULL, but it has 2 x 5 elements");
-    check_refused(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 2, 3, 5, 5, 3, 3), 1, a, AMP_F32, a, AMP_F64, 0, c,
-                           AMP_F32, &e),
+    check_refused(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 2, 3, 5, 5, 3, 3), 1, amp_f32(a),
+        amp_ref_of(a, AMP_F64), 0, amp_f32(c), &e),
                   AMP_ERR_DTYPE, "amp_gemm: b has type f64 (4); it must be f32, f16 or bf16");
-    check_refused(amp_gemm(PRODUCT(2, AMP_NO_TRANS, 2, 3, 5, 5, 3, 3), 1, a, AMP_F32, a, AMP_F32, 0, c,
-                           AMP_F32, &e),
+    check_refused(amp_gemm(PRODUCT(2, AMP_NO_TRANS, 2, 3, 5, 5, 3, 3), 1, amp_f32(a), amp_f32(a),
+        0, amp_f32(c), &e),
                   AMP_ERR_ARGUMENT, "amp_gemm: trans_a is 2, trans_b is 0; they must be 0 or 1");
-    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, SIZE_MAX / 4, 3, 5, 5, 3, 3), 1, a, AMP_F32, a, AMP_F32, 0, c,
-                   AMP_F32, &e)
+    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, SIZE_MAX / 4, 3, 5, 5, 3, 3), 1,
+        amp_f32(a), amp_f32(a), 0, amp_f32(c), &e)
           == AMP_ERR_ARGUMENT);
     CHECK(strncmp(heard, "amp_gemm: a is too large: ", 26) == 0);
-    check_refused(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, (size_t)-1, 3, 5, 5, 3, 3), 1, a, AMP_F32, a, AMP_F32, 0,
-                           c, AMP_F32, &e),
+    check_refused(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, (size_t)-1, 3, 5, 5, 3, 3), 1,
+        amp_f32(a), amp_f32(a), 0, amp_f32(c), &e),
                   AMP_ERR_ARGUMENT, "amp_gemm: a is too large: -1 rows of 5 elements");
-    check_refused(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 2, (size_t)-3, 5, 5, 3, 3), 1, a, AMP_F32, a, AMP_F32, 0,
-                           c, AMP_F32, &e),
+    check_refused(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 2, (size_t)-3, 5, 5, 3, 3), 1,
+        amp_f32(a), amp_f32(a), 0, amp_f32(c), &e),
                   AMP_ERR_ARGUMENT, "amp_gemm: ldb is 3, but a row of b has -3 elements");
-    check_refused(amp_gemm(NULL, 1, a, AMP_F32, a, AMP_F32, 0, c, AMP_F32, &e), AMP_ERR_ARGUMENT,
+    check_refused(amp_gemm(NULL, 1, amp_f32(a), amp_f32(a), 0, amp_f32(c), &e), AMP_ERR_ARGUMENT,
                   "amp_gemm: the shape is NULL");
-    check_refused(amp_linear_forward(a, AMP_F32, NULL, AMP_F32, NULL, AMP_F32, c, AMP_F32, 2, 3, 4, &e),
+    check_refused(amp_linear_forward(amp_f32(a), AMP_NONE, AMP_NONE, amp_f32(c), 2, 3, 4, &e),
                   AMP_ERR_ARGUMENT, "linear: w is NULL, but it has 4 x 3 elements");
-    check_refused(amp_linear_forward(a, AMP_F32, a, AMP_F32, a, AMP_F64, c, AMP_F32, 2, 3, 4, &e),
+    check_refused(amp_linear_forward(amp_f32(a), amp_f32(a), amp_ref_of(a, AMP_F64), amp_f32(c),
+        2, 3, 4, &e),
                   AMP_ERR_DTYPE, "linear: b has type f64 (4); it must be f32, f16 or bf16");
-    check_refused(amp_linear_backward(a, AMP_F32, NULL, AMP_F32, a, AMP_F32, c, AMP_F32, c + 9, AMP_F32, NULL, AMP_F32, 0,
-                                      2, 3, 4, &e),
+    check_refused(amp_linear_backward(amp_f32(a), AMP_NONE, amp_f32(a), amp_f32(c),
+        amp_f32(c + 9), AMP_NONE, 0, 2, 3, 4, &e),
                   AMP_ERR_ARGUMENT, "linear backward: x is NULL, but it has 2 x 3 elements");
     for (i = 0; i < 64; i++) CHECK(c[i] == 7);
 }
@@ -830,8 +840,8 @@ static amp_result batch_in(float* x, size_t a, size_t a_stride, size_t c, size_t
     amp_exec e;
     memset(&e, 0, sizeof e);
     e.logger = &LISTENER;
-    return amp_gemm(PRODUCTS(AMP_NO_TRANS, AMP_NO_TRANS, 2, 3, 4, 4, 3, ldc, batch, a_stride, 0, c_stride), 1, x + a,
-                    AMP_F32, x + 88, AMP_F32, 0, x + c, AMP_F32, &e);
+    return amp_gemm(PRODUCTS(AMP_NO_TRANS, AMP_NO_TRANS, 2, 3, 4, 4, 3, ldc, batch, a_stride, 0, c_stride),
+        1, amp_f32(x + a), amp_f32(x + 88), 0, amp_f32(x + c), &e);
 }
 static void test_batch_refusals(void) {
     static const char OVER[] = "amp_gemm: a matrix of c would be written over one of a or b";
@@ -885,8 +895,9 @@ static void check_workspace_used(const size_t size[3], int trans, amp_dtype a, a
     exec.workspace_size = amp_gemm_workspace(m, n, k);
     exec.workspace = malloc(exec.workspace_size);
     memset(exec.workspace, FILL, exec.workspace_size);
-    CHECK(amp_gemm(PRODUCT(p.ta, p.tb, m, n, k, p.a.ld, p.b.ld, n),
-                   1.0f, matrix_at(&p.a), a, matrix_at(&p.b), b, 0.0f, matrix_at(&p.c), AMP_F32, &exec) == AMP_OK);
+    CHECK(amp_gemm(PRODUCT(p.ta, p.tb, m, n, k, p.a.ld, p.b.ld, n), 1.0f,
+        amp_ref_of(matrix_at(&p.a), a), amp_ref_of(matrix_at(&p.b), b), 0.0f,
+        amp_f32(matrix_at(&p.c)), &exec) == AMP_OK);
     for (i = 0; i < exec.workspace_size; i++) used += ((unsigned char*)exec.workspace)[i] != FILL;
     CHECK_MSG(used > 0, "%s %s%s m %lu n %lu k %lu %s x %s", amp_isa_name(amp_cpu_isa()), p.ta ? "T" : "N",
               p.tb ? "T" : "N", (unsigned long)m, (unsigned long)n, (unsigned long)k, amp_dtype_name(a),

@@ -127,15 +127,15 @@ static void check_all_16(const format* t) {
             CHECK_MSG(bits64(d) == bits64(h & 0x8000 ? -t->value[mag] : t->value[mag]), "%04x", h);
         CHECK(from_float(t, f) == (is_nan ? h | quiet : h));
         CHECK(from_double(t, d) == (is_nan ? h | quiet : h));
-        CHECK(amp_is_nan(&a, t->dtype) == is_nan);
-        CHECK(amp_is_inf(&a, t->dtype) == (mag == t->inf));
-        CHECK(amp_is_finite(&a, t->dtype) == (mag < t->inf));
-        CHECK(amp_is_nan(&f, AMP_F32) == is_nan);
-        CHECK(amp_is_inf(&f, AMP_F32) == (mag == t->inf));
-        CHECK(amp_is_finite(&f, AMP_F32) == (mag < t->inf));
-        CHECK(amp_is_nan(&d, AMP_F64) == is_nan);
-        CHECK(amp_is_inf(&d, AMP_F64) == (mag == t->inf));
-        CHECK(amp_is_finite(&d, AMP_F64) == (mag < t->inf));
+        CHECK(amp_is_nan(amp_ref_of(&a, t->dtype)) == is_nan);
+        CHECK(amp_is_inf(amp_ref_of(&a, t->dtype)) == (mag == t->inf));
+        CHECK(amp_is_finite(amp_ref_of(&a, t->dtype)) == (mag < t->inf));
+        CHECK(amp_is_nan(amp_f32(&f)) == is_nan);
+        CHECK(amp_is_inf(amp_f32(&f)) == (mag == t->inf));
+        CHECK(amp_is_finite(amp_f32(&f)) == (mag < t->inf));
+        CHECK(amp_is_nan(amp_ref_of(&d, AMP_F64)) == is_nan);
+        CHECK(amp_is_inf(amp_ref_of(&d, AMP_F64)) == (mag == t->inf));
+        CHECK(amp_is_finite(amp_ref_of(&d, AMP_F64)) == (mag < t->inf));
     }
 }
 static void test_all_16_bit_values(void) {
@@ -174,7 +174,7 @@ static long check_float_batch(const format* t, const uint32_t* in, const uint16_
     long bad = 0;
     int i;
     memcpy(f, in, sizeof f);
-    amp_convert(out, t->dtype, f, AMP_F32, BATCH);
+    amp_convert(amp_ref_of(out, t->dtype), amp_f32(f), BATCH);
     for (i = 0; i < BATCH; i++) {
         if (out[i] == want[i] && (!scalar || from_float(t, f[i]) == want[i])) continue;
         if (bad++ == 0) CHECK_MSG(0, "%s of %08x gave %04x, wanted %04x", amp_dtype_name(t->dtype), in[i],
@@ -271,8 +271,8 @@ static void test_widen_bulk(void) {
     for (k = 0; k < 2; k++) {
         const format* t = k ? &bf16_format : &half_format;
         long bad = 0;
-        CHECK(amp_convert(out, AMP_F32, in, t->dtype, 65536) == AMP_OK);
-        CHECK(amp_convert(wide, AMP_F64, in, t->dtype, 65536) == AMP_OK);
+        CHECK(amp_convert(amp_f32(out), amp_ref_of(in, t->dtype), 65536) == AMP_OK);
+        CHECK(amp_convert(amp_ref_of(wide, AMP_F64), amp_ref_of(in, t->dtype), 65536) == AMP_OK);
         for (h = 0; h < 65536; h++) {
             amp_half a;
             amp_bfloat16 b;
@@ -290,7 +290,7 @@ static long check_doubles(const format* t, const double* in, int n) {
     static uint16_t out[BATCH];
     long bad = 0;
     int i;
-    amp_convert(out, t->dtype, in, AMP_F64, (size_t)n);
+    amp_convert(amp_ref_of(out, t->dtype), amp_ref_of(in, AMP_F64), (size_t)n);
     for (i = 0; i < n; i++) {
         uint16_t want = reference_double(t, in[i]);
         if (out[i] == want && from_double(t, in[i]) == want) continue;
@@ -370,9 +370,9 @@ static void test_double_and_float(void) {
             if (round & 2) fraction |= (uint64_t)1 << (28 + test_random() % 24);
             in[i] = float64((uint64_t)(i & 1) << 63 | e << 52 | (fraction & 0xfffffffffffffu));
         }
-        amp_convert(out, AMP_F32, in, AMP_F64, BATCH);
-        amp_convert(back, AMP_F64, out, AMP_F32, BATCH);
-        amp_convert(same, AMP_F32, back, AMP_F64, BATCH);
+        amp_convert(amp_f32(out), amp_ref_of(in, AMP_F64), BATCH);
+        amp_convert(amp_ref_of(back, AMP_F64), amp_f32(out), BATCH);
+        amp_convert(amp_f32(same), amp_ref_of(back, AMP_F64), BATCH);
         for (i = 0; i < BATCH; i++) {
             uint32_t u = to_bits(out[i]), mag = u & 0x7fffffffu;
             double value = mag < 0x7f800000u ? value_of_float(mag) : 0;
@@ -412,7 +412,7 @@ static void test_lengths_and_guards(void) {
                 put_value(src, TYPES[s], i, some_value());
                 put_value(want, TYPES[d], i, value_at(src, TYPES[s], i));
             }
-            bad += amp_convert(dst, TYPES[d], src, TYPES[s], n) != AMP_OK;
+            bad += amp_convert(amp_ref_of(dst, TYPES[d]), amp_ref_of(src, TYPES[s]), n) != AMP_OK;
             bad += memcmp(dst_store, want_store, sizeof dst_store) != 0;
         }
     CHECK_MSG(bad == 0, "%ld wrong", bad);
@@ -437,8 +437,10 @@ static void test_in_place(void) {
             memset(buffer, 0x5a, sizeof buffer);
             memset(want, 0x5a, sizeof want);
             memcpy(buffer, source, src_bytes);
-            CHECK(amp_convert_with(want, TYPES[d], source, TYPES[s], n, options) == AMP_OK);
-            CHECK(amp_convert_with(buffer, TYPES[d], buffer, TYPES[s], n, options) == AMP_OK);
+            CHECK(amp_convert_with(amp_ref_of(want, TYPES[d]), amp_ref_of(source, TYPES[s]), n,
+                options) == AMP_OK);
+            CHECK(amp_convert_with(amp_ref_of(buffer, TYPES[d]), amp_ref_of(buffer, TYPES[s]), n,
+                options) == AMP_OK);
             CHECK_MSG(memcmp(buffer, want, dst_bytes) == 0, "%s to %s, %u elements", amp_dtype_name(TYPES[s]),
                       amp_dtype_name(TYPES[d]), (unsigned)n);
             for (i = used; i < sizeof buffer; i++) clean &= ((const unsigned char*)buffer)[i] == 0x5a;
@@ -455,9 +457,9 @@ static void test_long_array(void) {
     uint16_t* dst = (uint16_t*)malloc(n * sizeof *dst);
     if (!src || !dst) { TEST_SKIP("no memory"); free(src); free(dst); return; }
     for (i = 0; i < n; i++) src[i] = (float)some_value();
-    CHECK(amp_convert(dst, AMP_F16, src, AMP_F32, n) == AMP_OK);
+    CHECK(amp_convert(amp_ref_of(dst, AMP_F16), amp_f32(src), n) == AMP_OK);
     for (i = 0; i < n; i++) bad += dst[i] != amp_half_from_float(src[i]).bits;
-    CHECK(amp_convert(src, AMP_F32, dst, AMP_F16, n) == AMP_OK);
+    CHECK(amp_convert(amp_f32(src), amp_ref_of(dst, AMP_F16), n) == AMP_OK);
     for (i = 0; i < n; i++) bad += amp_half_from_float(src[i]).bits != dst[i];
     CHECK_MSG(bad == 0, "%ld wrong", bad);
     free(src);
@@ -484,10 +486,10 @@ static void test_larger_than_cache(void) {
         }
         memset(dst, 0xa5, (size_t)(N + 2 * LEAD) * dst_size);
         memset(want, 0xa5, sizeof want);
-        CHECK(amp_convert(first, pairs[k][1], src, pairs[k][0], N) == AMP_OK);
+        CHECK(amp_convert(amp_ref_of(first, pairs[k][1]), amp_ref_of(src, pairs[k][0]), N) == AMP_OK);
         bad += memcmp(dst, want, LEAD * dst_size) != 0;
         bad += memcmp(first + N * dst_size, want, LEAD * dst_size) != 0;
-        CHECK(amp_convert(want, pairs[k][1], piece, pairs[k][0], PIECE) == AMP_OK);
+        CHECK(amp_convert(amp_ref_of(want, pairs[k][1]), amp_ref_of(piece, pairs[k][0]), PIECE) == AMP_OK);
         for (i = 0; i < N; i += m) {
             m = N - i < PIECE ? N - i : PIECE;
             bad += memcmp(first + i * dst_size, want, m * dst_size) != 0;
@@ -522,15 +524,15 @@ static void test_rounding_modes(void) {
         d[i] = some_value() * (1 + 1e-10);
     }
     memcpy(f, in, sizeof f);
-    amp_convert(want_narrow, AMP_F32, d, AMP_F64, BATCH);
+    amp_convert(amp_f32(want_narrow), amp_ref_of(d, AMP_F64), BATCH);
     for (m = 0; m < sizeof round_modes / sizeof *round_modes; m++) for (k = 0; k < 2; k++) {
         const format* t = k ? &bf16_format : &half_format;
         for (i = 0; i < BATCH; i++) want[i] = reference_float(t, in[i]);
-        amp_convert(want_wide, AMP_F32, want, t->dtype, BATCH);
+        amp_convert(amp_f32(want_wide), amp_ref_of(want, t->dtype), BATCH);
         fesetround(round_modes[m]);
-        amp_convert(out, t->dtype, f, AMP_F32, BATCH);
-        amp_convert(wide, AMP_F32, want, t->dtype, BATCH);
-        amp_convert(narrow, AMP_F32, d, AMP_F64, BATCH);
+        amp_convert(amp_ref_of(out, t->dtype), amp_f32(f), BATCH);
+        amp_convert(amp_f32(wide), amp_ref_of(want, t->dtype), BATCH);
+        amp_convert(amp_f32(narrow), amp_ref_of(d, AMP_F64), BATCH);
         fesetround(FE_TONEAREST);
         CHECK(memcmp(out, want, sizeof out) == 0);
         CHECK(memcmp(wide, want_wide, sizeof wide) == 0);
@@ -576,22 +578,22 @@ static void test_processor_modes(void) {
               | (test_random() & 1u) << 31;
     }
     memcpy(f, in, sizeof f);
-    amp_convert(want_wide, AMP_F64, f, AMP_F32, BATCH);
+    amp_convert(amp_ref_of(want_wide, AMP_F64), amp_f32(f), BATCH);
     for (m = 0; m < sizeof modes / sizeof *modes; m++) for (k = 0; k < 2; k++) {
         const format* t = k ? &bf16_format : &half_format;
         uint64_t old;
         for (i = 0; i < BATCH; i++) want[i] = reference_float(t, in[i]);
         old = mode_set(modes[m]);
-        amp_convert(out, t->dtype, f, AMP_F32, BATCH);
-        amp_convert(d, AMP_F64, f, AMP_F32, BATCH);
-        amp_convert(narrow, AMP_F32, want, t->dtype, BATCH);
-        amp_convert(again, t->dtype, narrow, AMP_F32, BATCH);
-        amp_convert(narrow, AMP_F32, d, AMP_F64, BATCH);
+        amp_convert(amp_ref_of(out, t->dtype), amp_f32(f), BATCH);
+        amp_convert(amp_ref_of(d, AMP_F64), amp_f32(f), BATCH);
+        amp_convert(amp_f32(narrow), amp_ref_of(want, t->dtype), BATCH);
+        amp_convert(amp_ref_of(again, t->dtype), amp_f32(narrow), BATCH);
+        amp_convert(amp_f32(narrow), amp_ref_of(d, AMP_F64), BATCH);
         mode_set(old);
         CHECK(memcmp(out, want, sizeof out) == 0);
         CHECK(memcmp(again, want, sizeof out) == 0);
         CHECK(memcmp(d, want_wide, sizeof d) == 0);
-        amp_convert(out, t->dtype, narrow, AMP_F32, BATCH);
+        amp_convert(amp_ref_of(out, t->dtype), amp_f32(narrow), BATCH);
         CHECK(memcmp(out, want, sizeof out) == 0);
     }
 }
@@ -615,24 +617,24 @@ static void test_saturate(void) {
     desc.saturate = 1;
     desc.saturated = &count;
     memcpy(f, in, sizeof f);
-    CHECK(amp_convert_with(out, AMP_F16, f, AMP_F32, 12, &desc) == AMP_OK);
+    CHECK(amp_convert_with(amp_ref_of(out, AMP_F16), amp_f32(f), 12, &desc) == AMP_OK);
     for (i = 0; i < 12; i++) CHECK_MSG(out[i] == want[i], "%08x gave %04x", in[i], out[i]);
     CHECK_MSG(count == 106, "count %u", (unsigned)count);
     /* to bfloat16: FLT_MAX rounds to infinity there, so 3 are clamped */
-    CHECK(amp_convert_with(out, AMP_BF16, f, AMP_F32, 12, &desc) == AMP_OK);
+    CHECK(amp_convert_with(amp_ref_of(out, AMP_BF16), amp_f32(f), 12, &desc) == AMP_OK);
     CHECK(out[5] == 0x7f7f && out[6] == 0xff7f && out[9] == 0x7f7f && out[7] == 0x7fc0 && count == 109);
     /* to double: the infinities become DBL_MAX */
-    CHECK(amp_convert_with(wide, AMP_F64, f, AMP_F32, 12, &desc) == AMP_OK);
+    CHECK(amp_convert_with(amp_ref_of(wide, AMP_F64), amp_f32(f), 12, &desc) == AMP_OK);
     CHECK(bits64(wide[5]) == 0x7fefffffffffffffu && bits64(wide[6]) == 0xffefffffffffffffu && count == 111);
     CHECK((bits64(wide[7]) & 0x7fffffffffffffffu) == 0x7ff8000000000000u);
     /* same type, and in place */
-    CHECK(amp_convert_with(f, AMP_F32, f, AMP_F32, 12, &desc) == AMP_OK);
+    CHECK(amp_convert_with(amp_f32(f), amp_f32(f), 12, &desc) == AMP_OK);
     CHECK(to_bits(f[5]) == 0x7f7fffffu && to_bits(f[6]) == 0xff7fffffu && to_bits(f[9]) == 0x7f7fffffu);
     CHECK(count == 113);
     /* doubles, straight to half; without the counter */
     desc.saturated = NULL;
     wide[0] = 1e300; wide[1] = -65520; wide[2] = 65519.999;
-    CHECK(amp_convert_with(out, AMP_F16, wide, AMP_F64, 3, &desc) == AMP_OK);
+    CHECK(amp_convert_with(amp_ref_of(out, AMP_F16), amp_ref_of(wide, AMP_F64), 3, &desc) == AMP_OK);
     CHECK(out[0] == 0x7bff && out[1] == 0xfbff && out[2] == 0x7bff && count == 113);
 }
 
@@ -647,8 +649,8 @@ static void test_saturate_raises_nothing(void) {
     desc.saturate = 1;
     for (i = 0; i < 40; i++) f[i] = i & 1 ? 1e6f : -3e38f;
     feclearexcept(FE_ALL_EXCEPT);
-    amp_convert_with(out, AMP_F16, f, AMP_F32, 40, &desc);
-    amp_convert_with(out, AMP_BF16, f, AMP_F32, 40, &desc);
+    amp_convert_with(amp_ref_of(out, AMP_F16), amp_f32(f), 40, &desc);
+    amp_convert_with(amp_ref_of(out, AMP_BF16), amp_f32(f), 40, &desc);
     CHECK(!fetestexcept(FE_OVERFLOW | FE_INVALID | FE_DIVBYZERO));
     CHECK(out[1] == 0x4974);
 #endif
@@ -717,8 +719,9 @@ static void test_stochastic_rule(void) {
             in[i] = i & 1 ? -x : x;
             if (source) in[i] *= 1 + 1e-12 * (double)(test_random() % 1000);
         }
-        if (source) CHECK(amp_convert_with(out, t->dtype, in, AMP_F64, BATCH, &desc) == AMP_OK);
-        else CHECK(amp_convert_with(out, t->dtype, f, AMP_F32, BATCH, &desc) == AMP_OK);
+        if (source) CHECK(amp_convert_with(amp_ref_of(out, t->dtype), amp_ref_of(in, AMP_F64),
+            BATCH, &desc) == AMP_OK);
+        else CHECK(amp_convert_with(amp_ref_of(out, t->dtype), amp_f32(f), BATCH, &desc) == AMP_OK);
         for (i = 0; i < BATCH; i++) {
             uint32_t random = amp_random_bits(desc.seed, desc.offset + (uint64_t)i), u = to_bits(f[i]);
             uint16_t want = reference_stochastic(t, in[i], random);
@@ -729,20 +732,23 @@ static void test_stochastic_rule(void) {
         CHECK_MSG(bad == 0, "%ld wrong", bad);
         /* the same again from a later element: a pure function of seed and position */
         desc.offset += 1001;
-        if (source) amp_convert_with(again, t->dtype, in + 1001, AMP_F64, 700, &desc);
-        else amp_convert_with(again, t->dtype, f + 1001, AMP_F32, 700, &desc);
+        if (source) amp_convert_with(amp_ref_of(again, t->dtype), amp_ref_of(in + 1001, AMP_F64),
+            700, &desc);
+        else amp_convert_with(amp_ref_of(again, t->dtype), amp_f32(f + 1001), 700, &desc);
         desc.offset -= 1001;
         CHECK(memcmp(again, out + 1001, 700 * sizeof *out) == 0);
         for (i = 0; i < 64; i++) {              /* a few elements, from each place in a block of random words */
             amp_convert_desc few = desc;
             few.offset += (uint64_t)i;
-            if (source) amp_convert_with(again, t->dtype, in + i, AMP_F64, 40, &few);
-            else amp_convert_with(again, t->dtype, f + i, AMP_F32, 40, &few);
+            if (source) amp_convert_with(amp_ref_of(again, t->dtype), amp_ref_of(in + i, AMP_F64),
+                40, &few);
+            else amp_convert_with(amp_ref_of(again, t->dtype), amp_f32(f + i), 40, &few);
             CHECK(memcmp(again, out + i, 40 * sizeof *out) == 0);
         }
         /* in place */
-        if (source) amp_convert_with(in, t->dtype, in, AMP_F64, BATCH, &desc);
-        else amp_convert_with(f, t->dtype, f, AMP_F32, BATCH, &desc);
+        if (source) amp_convert_with(amp_ref_of(in, t->dtype), amp_ref_of(in, AMP_F64), BATCH,
+            &desc);
+        else amp_convert_with(amp_ref_of(f, t->dtype), amp_f32(f), BATCH, &desc);
         CHECK(memcmp(source ? (const void*)in : (const void*)f, out, sizeof out) == 0);
     }
 }
@@ -757,11 +763,11 @@ static void test_stochastic_edge(void) {
     desc.rounding = AMP_ROUND_STOCHASTIC;
     for (i = 0; i < 64; i++)
         in[i] = 1.0 + ldexp((double)amp_random_bits(0, (uint64_t)i) + (i & 1), -42);
-    CHECK(amp_convert_with(out, AMP_F16, in, AMP_F64, 64, &desc) == AMP_OK);
+    CHECK(amp_convert_with(amp_ref_of(out, AMP_F16), amp_ref_of(in, AMP_F64), 64, &desc) == AMP_OK);
     for (i = 0; i < 64; i++) CHECK_MSG(out[i] == 0x3c00 + (i & 1), "%04x", out[i]);
     for (i = 0; i < 64; i++)                         /* 5 units of the smallest subnormal and the fraction */
         in[i] = ldexp(5.0 + ldexp((double)amp_random_bits(0, (uint64_t)i) + (i & 1), -32), -24);
-    CHECK(amp_convert_with(out, AMP_F16, in, AMP_F64, 64, &desc) == AMP_OK);
+    CHECK(amp_convert_with(amp_ref_of(out, AMP_F16), amp_ref_of(in, AMP_F64), 64, &desc) == AMP_OK);
     for (i = 0; i < 64; i++) CHECK_MSG(out[i] == 5 + (i & 1), "%04x", out[i]);
 }
 
@@ -776,7 +782,7 @@ static void check_share(amp_dtype dtype, float x, double p, uint16_t low, uint16
     desc.rounding = AMP_ROUND_STOCHASTIC;
     desc.seed = 5;
     for (i = 0; i < n; i++) in[i] = x;
-    CHECK(amp_convert_with(out, dtype, in, AMP_F32, n, &desc) == AMP_OK);
+    CHECK(amp_convert_with(amp_ref_of(out, dtype), amp_f32(in), n, &desc) == AMP_OK);
     for (i = 0; i < n; i++) {
         up += out[i] == high;
         other += out[i] != high && out[i] != low;
@@ -808,18 +814,18 @@ static void test_stochastic_exact(void) {
         memset(&desc, 0, sizeof desc);
         desc.rounding = AMP_ROUND_STOCHASTIC;
         for (h = 0; h < 65536; h++) in[h] = (uint16_t)h;
-        amp_convert(wide, AMP_F32, in, t->dtype, 65536);
-        CHECK(amp_convert_with(out, t->dtype, wide, AMP_F32, 65536, &desc) == AMP_OK);
+        amp_convert(amp_f32(wide), amp_ref_of(in, t->dtype), 65536);
+        CHECK(amp_convert_with(amp_ref_of(out, t->dtype), amp_f32(wide), 65536, &desc) == AMP_OK);
         for (h = 0; h < 65536; h++)
             bad += out[h] != ((h & 0x7fff) > t->inf ? h | 1 << (t->fraction_bits - 1) : h);
-        CHECK(amp_convert_with(out, t->dtype, in, t->dtype, 65536, &desc) == AMP_OK);
+        CHECK(amp_convert_with(amp_ref_of(out, t->dtype), amp_ref_of(in, t->dtype), 65536, &desc) == AMP_OK);
         bad += memcmp(out, in, sizeof in) != 0;
     }
     CHECK_MSG(bad == 0, "%ld wrong", bad);
     desc.saturate = 1;
     desc.saturated = &count;
     for (h = 0; h < 1000; h++) wide[h] = 65520.0f;                               /* half way to 65536 */
-    amp_convert_with(out, AMP_F16, wide, AMP_F32, 1000, &desc);
+    amp_convert_with(amp_ref_of(out, AMP_F16), amp_f32(wide), 1000, &desc);
     for (h = 0; h < 1000; h++) bad += out[h] != 0x7bff;
     CHECK(bad == 0 && count > 400 && count < 600);                               /* 500, sigma 16 */
 }
@@ -846,26 +852,26 @@ static void test_errors(void) {
     memcpy(untouched, h, sizeof h);
     memset(&desc, 0, sizeof desc);
     desc.logger = &logger;
-    expect_refusal(amp_convert_with(NULL, AMP_F16, f, AMP_F32, 8, &desc), AMP_ERR_ARGUMENT, "dst is NULL");
-    expect_refusal(amp_convert_with(h, AMP_F16, NULL, AMP_F32, 8, &desc), AMP_ERR_ARGUMENT, "src is NULL");
-    expect_refusal(amp_convert_with(h, (amp_dtype)17, f, AMP_F32, 8, &desc), AMP_ERR_DTYPE, "17");
-    expect_refusal(amp_convert_with(h, AMP_F16, f, (amp_dtype)9, 8, &desc), AMP_ERR_DTYPE, "src_dtype 9");
-    expect_refusal(amp_convert_with(h, AMP_F16, f, AMP_F32, SIZE_MAX / 4, &desc), AMP_ERR_ARGUMENT, "memory");
-    expect_refusal(amp_convert_with(f + 1, AMP_F32, f, AMP_F32, 4, &desc), AMP_ERR_ARGUMENT, "overlap");
-    expect_refusal(amp_convert_with(f, AMP_F16, f + 2, AMP_F32, 5, &desc), AMP_ERR_ARGUMENT, "overlap");
+    expect_refusal(amp_convert_with(AMP_NONE, amp_f32(f), 8, &desc), AMP_ERR_ARGUMENT, "dst is NULL");
+    expect_refusal(amp_convert_with(amp_ref_of(h, AMP_F16), AMP_NONE, 8, &desc), AMP_ERR_ARGUMENT, "src is NULL");
+    expect_refusal(amp_convert_with(amp_ref_of(h, (amp_dtype)17), amp_f32(f), 8, &desc), AMP_ERR_DTYPE, "17");
+    expect_refusal(amp_convert_with(amp_ref_of(h, AMP_F16), amp_ref_of(f, (amp_dtype)9), 8, &desc), AMP_ERR_DTYPE, "src_dtype 9");
+    expect_refusal(amp_convert_with(amp_ref_of(h, AMP_F16), amp_f32(f), SIZE_MAX / 4, &desc), AMP_ERR_ARGUMENT, "memory");
+    expect_refusal(amp_convert_with(amp_f32(f + 1), amp_f32(f), 4, &desc), AMP_ERR_ARGUMENT, "overlap");
+    expect_refusal(amp_convert_with(amp_ref_of(f, AMP_F16), amp_f32(f + 2), 5, &desc), AMP_ERR_ARGUMENT, "overlap");
     desc.rounding = (amp_rounding)2;
-    expect_refusal(amp_convert_with(h, AMP_F16, f, AMP_F32, 8, &desc), AMP_ERR_DESC, "rounding 2");
+    expect_refusal(amp_convert_with(amp_ref_of(h, AMP_F16), amp_f32(f), 8, &desc), AMP_ERR_DESC, "rounding 2");
     desc.rounding = AMP_ROUND_STOCHASTIC;
-    expect_refusal(amp_convert_with(f + 4, AMP_F32, h, AMP_F16, 4, &desc), AMP_ERR_DESC, "f32");
+    expect_refusal(amp_convert_with(amp_f32(f + 4), amp_ref_of(h, AMP_F16), 4, &desc), AMP_ERR_DESC, "f32");
     CHECK(heard_user_data == &tag);
     CHECK(memcmp(h, untouched, sizeof h) == 0);
     /* without a logger: silent; nothing to do: fine; 0 is AMP_F32 */
-    CHECK(amp_convert(NULL, AMP_F16, f, AMP_F32, 8) == AMP_ERR_ARGUMENT && heard_code == AMP_OK);
-    CHECK(amp_convert(h, (amp_dtype)-3, f, AMP_F32, 8) == AMP_ERR_DTYPE);
-    CHECK(amp_convert(NULL, AMP_F16, NULL, AMP_F32, 0) == AMP_OK);
+    CHECK(amp_convert(AMP_NONE, amp_f32(f), 8) == AMP_ERR_ARGUMENT && heard_code == AMP_OK);
+    CHECK(amp_convert(amp_ref_of(h, (amp_dtype)-3), amp_f32(f), 8) == AMP_ERR_DTYPE);
+    CHECK(amp_convert(AMP_NONE, AMP_NONE, 0) == AMP_OK);
     f[0] = 1.5f;
-    CHECK(amp_convert(h, AMP_F16, f, AMP_DTYPE_DEFAULT, 1) == AMP_OK && h[0] == 0x3e00);
-    CHECK(amp_convert(f + 1, AMP_DTYPE_DEFAULT, f, AMP_F32, 1) == AMP_OK && f[1] == 1.5f);
+    CHECK(amp_convert(amp_ref_of(h, AMP_F16), amp_ref_of(f, AMP_DTYPE_DEFAULT), 1) == AMP_OK && h[0] == 0x3e00);
+    CHECK(amp_convert(amp_ref_of(f + 1, AMP_DTYPE_DEFAULT), amp_f32(f), 1) == AMP_OK && f[1] == 1.5f);
 }
 
 /* The types that a batch alone may have: known by size and name, refused elsewhere. */
@@ -881,9 +887,11 @@ static void test_types_of_data(void) {
     for (i = 0; i < 4; i++) {
         const amp_dtype t = kinds[i].t;
         CHECK(amp_dtype_size(t) == kinds[i].size && strcmp(amp_dtype_name(t), kinds[i].name) == 0);
-        CHECK(amp_convert(y, AMP_F32, x, t, 1) == AMP_ERR_DTYPE && amp_convert(y, t, x, AMP_F32, 1) == AMP_ERR_DTYPE);
-        CHECK(amp_activation_forward(AMP_RELU, x, t, y, AMP_F32, 1, NULL) == AMP_ERR_DTYPE);
-        CHECK(amp_linear_forward(x, AMP_F32, x + 1, t, NULL, AMP_F32, y, AMP_F32, 1, 1, 1, NULL) == AMP_ERR_DTYPE);
+        CHECK(amp_convert(amp_f32(y), amp_ref_of(x, t), 1) == AMP_ERR_DTYPE && amp_convert(amp_ref_of(y, t),
+            amp_f32(x), 1) == AMP_ERR_DTYPE);
+        CHECK(amp_activation_forward(AMP_RELU, amp_ref_of(x, t), amp_f32(y), 1, NULL) == AMP_ERR_DTYPE);
+        CHECK(amp_linear_forward(amp_f32(x), amp_ref_of(x + 1, t), AMP_NONE, amp_f32(y), 1, 1, 1,
+            NULL) == AMP_ERR_DTYPE);
         CHECK(amp_stats_collect(&stats, x, t, 1, AMP_F16, 0) == AMP_ERR_DTYPE);
         CHECK(amp_stats_collect(&stats, x, AMP_F32, 1, t, 0) == AMP_ERR_DTYPE);
         tensor.data = x; tensor.dtype = t; tensor.count = 1; tensor.name = "x";
@@ -905,31 +913,34 @@ static void test_rows(void) {
         memset(&d, 0, sizeof d);
         d.rounding = k < 16 && to == 2 ? AMP_ROUND_STOCHASTIC : AMP_ROUND_NEAREST;
         d.saturate = k >= 16; d.seed = 3; d.offset = 1000; d.saturated = &saturated;
-        amp_convert(src, st, values, AMP_F64, ROWS * SRC_LD);
+        amp_convert(amp_ref_of(src, st), amp_ref_of(values, AMP_F64), ROWS * SRC_LD);
         for (i = 0; i < ROWS; i++) memcpy(dense + i * COLS * from, src + i * SRC_LD * from, COLS * from);
         saturated = 0;
-        CHECK(amp_convert_with(want, dt, dense, st, ROWS * COLS, &d) == AMP_OK);
+        CHECK(amp_convert_with(amp_ref_of(want, dt), amp_ref_of(dense, st), ROWS * COLS, &d) == AMP_OK);
         hits = saturated; saturated = 0;
         memset(dst, 0xa5, sizeof dst);
-        CHECK(amp_convert_rows(dst, dt, DST_LD, src, st, SRC_LD, ROWS, COLS, &d) == AMP_OK && saturated == hits);
+        CHECK(amp_convert_rows(amp_ref_of(dst, dt), DST_LD, amp_ref_of(src, st), SRC_LD, ROWS,
+            COLS, &d) == AMP_OK && saturated == hits);
         for (i = b = 0; i < ROWS; i++) {
             CHECK_MSG(memcmp(dst + i * DST_LD * to, want + i * COLS * to, COLS * to) == 0, "%d, row %d", (int)k, (int)i);
             for (a = COLS * to; a < DST_LD * to; a++) b += dst[i * DST_LD * to + a] != 0xa5;
         }
         CHECK(b == 0);
         for (i = 0; i < ROWS; i++) memcpy(src + 88 * i, dense + i * COLS * from, COLS * from);   /* in place */
-        CHECK(amp_convert_rows(src, dt, 88 / to, src, st, 88 / from, ROWS, COLS, &d) == AMP_OK);
+        CHECK(amp_convert_rows(amp_ref_of(src, dt), 88 / to, amp_ref_of(src, st), 88 / from, ROWS,
+            COLS, &d) == AMP_OK);
         for (i = 0; i < ROWS; i++) CHECK(memcmp(src + 88 * i, want + i * COLS * to, COLS * to) == 0);
     }
-    CHECK(amp_convert_rows(dst, AMP_F32, COLS - 1, src, AMP_F32, SRC_LD, 2, COLS, NULL) == AMP_ERR_ARGUMENT);
-    CHECK(amp_convert_rows(dst, AMP_F32, DST_LD, src, AMP_F32, COLS - 1, 2, COLS, NULL) == AMP_ERR_ARGUMENT);
-    CHECK(amp_convert_rows(dst, AMP_F32, COLS, src, AMP_F32, COLS, (size_t)-1 / 8, COLS, NULL) == AMP_ERR_ARGUMENT);
-    CHECK(amp_convert_rows(dst, AMP_F32, COLS, NULL, AMP_F32, COLS, 1, COLS, NULL) == AMP_ERR_ARGUMENT);
-    CHECK(amp_convert_rows(dst, AMP_F32, DST_LD, dst + 4 * DST_LD, AMP_F16, DST_LD, 3, COLS, NULL) == AMP_ERR_ARGUMENT);
-    CHECK(amp_convert_rows(dst + 8 * DST_LD, AMP_F32, DST_LD, dst, AMP_F32, DST_LD, 3, COLS, NULL) == AMP_ERR_ARGUMENT);
-    CHECK(amp_convert_rows(dst, AMP_F32, DST_LD, dst, AMP_F16, DST_LD, 3, COLS, NULL) == AMP_ERR_ARGUMENT);
-    CHECK(amp_convert_rows(dst, (amp_dtype)99, DST_LD, src, AMP_F32, DST_LD, 3, COLS, NULL) == AMP_ERR_DTYPE);
-    CHECK(amp_convert_rows(NULL, AMP_F32, 0, NULL, AMP_F32, 0, 0, 5, NULL) == AMP_OK);
+    CHECK(amp_convert_rows(amp_ref_of(dst, AMP_F32), COLS - 1, amp_ref_of(src, AMP_F32), SRC_LD, 2, COLS, NULL) == AMP_ERR_ARGUMENT);
+    CHECK(amp_convert_rows(amp_ref_of(dst, AMP_F32), DST_LD, amp_ref_of(src, AMP_F32), COLS - 1, 2, COLS, NULL) == AMP_ERR_ARGUMENT);
+    CHECK(amp_convert_rows(amp_ref_of(dst, AMP_F32), COLS, amp_ref_of(src, AMP_F32), COLS, (size_t)-1 / 8, COLS, NULL) == AMP_ERR_ARGUMENT);
+    CHECK(amp_convert_rows(amp_ref_of(dst, AMP_F32), COLS, AMP_NONE, COLS, 1, COLS, NULL) == AMP_ERR_ARGUMENT);
+    CHECK(amp_convert_rows(amp_ref_of(dst, AMP_F32), DST_LD, amp_ref_of(dst + 4 * DST_LD, AMP_F16), DST_LD, 3, COLS, NULL) == AMP_ERR_ARGUMENT);
+    CHECK(amp_convert_rows(amp_ref_of(dst + 8 * DST_LD, AMP_F32), DST_LD, amp_ref_of(dst, AMP_F32), DST_LD, 3, COLS, NULL) == AMP_ERR_ARGUMENT);
+    CHECK(amp_convert_rows(amp_ref_of(dst, AMP_F32), DST_LD, amp_ref_of(dst, AMP_F16), DST_LD, 3, COLS, NULL) == AMP_ERR_ARGUMENT);
+    CHECK(amp_convert_rows(amp_ref_of(dst, (amp_dtype)99), DST_LD, amp_ref_of(src, AMP_F32), DST_LD, 3, COLS,
+        NULL) == AMP_ERR_DTYPE);
+    CHECK(amp_convert_rows(AMP_NONE, 0, AMP_NONE, 0, 0, 5, NULL) == AMP_OK);
 }
 
 int main(int argc, char** argv) {

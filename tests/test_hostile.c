@@ -87,7 +87,7 @@ static void convert_desc_fields(void) {
         memset(&d, 0, sizeof d);
         d.logger = &LISTENER;
         put(&d, &list[i]);
-        REFUSED(AMP_ERR_DESC, list[i].name, amp_convert_with(F, AMP_F16, F + 100, AMP_F32, 10, &d));
+        REFUSED(AMP_ERR_DESC, list[i].name, amp_convert_with(amp_ref_of(F, AMP_F16), amp_f32(F + 100), 10, &d));
     }
 }
 
@@ -108,14 +108,15 @@ static void conv_shape_fields(void) {
     amp_conv2d_shape s = conv_shape();
     int i, oh = -7, ow = -7;
     prepare();
-    CHECK(amp_conv2d_forward(&s, F, AMP_F32, F + 100, AMP_F32, NULL, AMP_F32, F + 200, AMP_F32, &quiet) == AMP_OK);
+    CHECK(amp_conv2d_forward(&s, amp_f32(F), amp_f32(F + 100), AMP_NONE, amp_f32(F + 200), &quiet) == AMP_OK);
     for (i = 0; i < COUNT(list); i++) {
         s = conv_shape();
         put(&s, &list[i]);
         REFUSED(ANY, list[i].name, amp_conv2d_output(&s, &oh, &ow, &quiet));
-        REFUSED(ANY, list[i].name, amp_conv2d_forward(&s, F, AMP_F32, F + 100, AMP_F32, NULL, AMP_F32, F + 200, AMP_F32, &quiet));
-        REFUSED(ANY, list[i].name, amp_conv2d_backward(&s, F, AMP_F32, F, AMP_F32, F, AMP_F32, F + 100, AMP_F32, F + 200,
-                                                       AMP_F32, F + 300, AMP_F32, 0, &quiet));
+        REFUSED(ANY, list[i].name, amp_conv2d_forward(&s, amp_f32(F), amp_f32(F + 100), AMP_NONE,
+            amp_f32(F + 200), &quiet));
+        REFUSED(ANY, list[i].name, amp_conv2d_backward(&s, amp_f32(F), amp_f32(F), amp_f32(F),
+            amp_f32(F + 100), amp_f32(F + 200), amp_f32(F + 300), 0, &quiet));
         CHECK(amp_conv2d_workspace(&s) == 0 && oh == -7 && ow == -7);
     }
 }
@@ -133,13 +134,14 @@ static void pool_shape_fields(void) {
     amp_pool2d_shape s = good;
     int i, oh = -7, ow = -7;
     prepare();
-    CHECK(amp_pool2d_forward(&s, F, AMP_F32, F + 100, AMP_F32, &quiet) == AMP_OK);
+    CHECK(amp_pool2d_forward(&s, amp_f32(F), amp_f32(F + 100), &quiet) == AMP_OK);
     for (i = 0; i < COUNT(list); i++) {
         s = good;
         put(&s, &list[i]);
         REFUSED(ANY, list[i].name, amp_pool2d_output(&s, &oh, &ow, &quiet));
-        REFUSED(ANY, list[i].name, amp_pool2d_forward(&s, F, AMP_F32, F + 100, AMP_F32, &quiet));
-        REFUSED(ANY, list[i].name, amp_pool2d_backward(&s, F, AMP_F32, F, AMP_F32, F + 100, AMP_F32, &quiet));
+        REFUSED(ANY, list[i].name, amp_pool2d_forward(&s, amp_f32(F), amp_f32(F + 100), &quiet));
+        REFUSED(ANY, list[i].name, amp_pool2d_backward(&s, amp_f32(F), amp_f32(F),
+            amp_f32(F + 100), 0, &quiet));
         CHECK(oh == -7 && ow == -7);
     }
     s = good;                                                /* a kernel that is nearly all padding takes no time */
@@ -150,8 +152,8 @@ static void pool_shape_fields(void) {
         F[7700] = 1.0f;                                      /* dy; x is all the same */
         CHECK(amp_pool2d_output(&s, &oh, &ow, &quiet) == AMP_OK && oh == 2 && ow == 1);
         s.channels = 1; s.height = s.kernel_h = 5; s.pad_h = 0;
-        CHECK(amp_pool2d_forward(&s, F, AMP_F16, F + 7800, AMP_F32, &quiet) == AMP_OK && (i == 0 || F[7800] > 1.0f));
-        CHECK(amp_pool2d_backward(&s, F + 7700, AMP_F32, F, AMP_F16, F + 2600, AMP_F32, &quiet) == AMP_OK);
+        CHECK(amp_pool2d_forward(&s, amp_ref_of(F, AMP_F16), amp_f32(F + 7800), &quiet) == AMP_OK && (i == 0 || F[7800] > 1.0f));
+        CHECK(amp_pool2d_backward(&s, amp_f32(F + 7700), amp_ref_of(F, AMP_F16), amp_f32(F + 2600), 0, &quiet) == AMP_OK);
         CHECK(i ? F[2600] == 1.0f && F[2601] == 0.0f : F[2600] == F[7599] && F[2600] > 0.0f && F[2600] < 1e-9f);
         s.channels = 2; s.height = 4; s.kernel_h = 3; s.pad_h = 1; oh = ow = -7;
     }
@@ -162,8 +164,8 @@ static void pool_shape_fields(void) {
         s.kind = i ? AMP_POOL_MAX : AMP_POOL_AVERAGE;
         prepare();
         F[0] = 1.0f; F[1] = 2.0f; F[2] = 6.0f; F[20] = 3.0f;
-        CHECK(amp_pool2d_forward(&s, F, AMP_F32, F + 10, AMP_F32, &quiet) == AMP_OK && F[10] == (i ? 6.0f : 3.0f));
-        CHECK(amp_pool2d_backward(&s, F + 20, AMP_F32, F, AMP_F32, F + 30, AMP_F32, &quiet) == AMP_OK);
+        CHECK(amp_pool2d_forward(&s, amp_f32(F), amp_f32(F + 10), &quiet) == AMP_OK && F[10] == (i ? 6.0f : 3.0f));
+        CHECK(amp_pool2d_backward(&s, amp_f32(F + 20), amp_f32(F), amp_f32(F + 30), 0, &quiet) == AMP_OK);
         CHECK(F[30] == (i ? 0.0f : 1.0f) && F[32] == (i ? 3.0f : 1.0f) && F[33] == 0.0f && F[34] == 0.0f);
     }
     s = good;                                                /* an output side of 2^31 */
@@ -175,8 +177,8 @@ static void pool_shape_fields(void) {
 }
 
 static amp_result batch_norm(const amp_batch_norm_shape* s, int training) {
-    return amp_batch_norm_forward(s, training, F, AMP_F32, F + 50, F + 60, AMP_F32, F + 70, F + 80, F + 90, F + 100, F + 200,
-                                  AMP_F32, &quiet);
+    return amp_batch_norm_forward(s, training, amp_f32(F), amp_f32(F + 50), amp_f32(F + 60),
+        F + 70, F + 80, F + 90, F + 100, amp_f32(F + 200), &quiet);
 }
 static void batch_norm_fields(void) {
 #define S(field, v) INT(amp_batch_norm_shape, field, v)
@@ -197,8 +199,8 @@ static void batch_norm_fields(void) {
         put(&s, &list[i]);
         REFUSED(ANY, list[i].name, batch_norm(&s, 1));
         REFUSED(ANY, list[i].name, batch_norm(&s, 0));
-        REFUSED(ANY, list[i].name, amp_batch_norm_backward(&s, F, AMP_F32, F, AMP_F32, F, AMP_F32, F, F, F + 100, AMP_F32,
-                                                           F + 200, F + 300, AMP_F32, 0, &quiet));
+        REFUSED(ANY, list[i].name, amp_batch_norm_backward(&s, amp_f32(F), amp_f32(F), amp_f32(F),
+            F, F, amp_f32(F + 100), amp_f32(F + 200), amp_f32(F + 300), 0, &quiet));
     }
     s = good;
     s.n = s.spatial = 1;
@@ -433,15 +435,24 @@ static void operator_numbers(void) {
     static const int32_t labels[2] = { 0, 1 };
     int i;
     for (i = 0; i < COUNT(bits); i++) {
+        amp_cross_entropy_desc smooth = { 0, 0, NULL };
         float v;
         memcpy(&v, &bits[i], sizeof v);
-        REFUSED(AMP_ERR_DESC, names[i], amp_dropout_forward(F, AMP_F32, F + 50, AMP_F32, 4, v, 1, 0, &quiet));
-        REFUSED(AMP_ERR_DESC, names[i], amp_layer_norm_forward(F, AMP_F32, NULL, NULL, AMP_F32, v, NULL, NULL, F + 50, AMP_F32, 2, 2, &quiet));
-        REFUSED(AMP_ERR_DESC, names[i], amp_softmax_cross_entropy_forward(F, AMP_F32, labels, v, F + 50, 2, 2, &quiet));
-        REFUSED(AMP_ERR_DESC, names[i], amp_softmax_cross_entropy_backward(F, AMP_F32, labels, v, NULL, 1, F + 50, AMP_F32, 2, 2, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, names[i], amp_softmax_cross_entropy_backward(F, AMP_F32, labels, 0, NULL, v, F + 50, AMP_F32, 2, 2, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, names[i], amp_mse_backward(F, AMP_F32, F, AMP_F32, NULL, v, F + 50, AMP_F32, 4, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, names[i], amp_bce_with_logits_backward(F, AMP_F32, F, AMP_F32, NULL, v, NULL, AMP_F32, 4, &quiet));
+        smooth.smoothing = v;
+        REFUSED(AMP_ERR_DESC, names[i], amp_dropout_forward(amp_f32(F), amp_f32(F + 50), 4, v, 1,
+            0, &quiet));
+        REFUSED(AMP_ERR_DESC, names[i], amp_layer_norm_forward(amp_f32(F), AMP_NONE, AMP_NONE, v,
+            NULL, NULL, amp_f32(F + 50), 2, 2, &quiet));
+        REFUSED(AMP_ERR_DESC, names[i], amp_softmax_cross_entropy_forward(amp_f32(F), labels, &smooth,
+            F + 50, 2, 2, &quiet));
+        REFUSED(AMP_ERR_DESC, names[i], amp_softmax_cross_entropy_backward(amp_f32(F), labels, &smooth,
+            NULL, 1, amp_f32(F + 50), 2, 2, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, names[i], amp_softmax_cross_entropy_backward(amp_f32(F), labels,
+            NULL, NULL, v, amp_f32(F + 50), 2, 2, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, names[i], amp_mse_backward(amp_f32(F), amp_f32(F), NULL, v,
+            amp_f32(F + 50), 4, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, names[i], amp_bce_with_logits_backward(amp_f32(F), amp_f32(F),
+            NULL, v, AMP_NONE, 4, &quiet));
     }
 }
 
@@ -457,44 +468,75 @@ static void null_operands(void) {
 #define N(i, pointer) (k == (i) ? NULL : (pointer))
 #define T AMP_F32
     for (k = 0; k < 3; k++) {
-        REFUSED(AMP_ERR_ARGUMENT, "gemm", amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 2, 2, 2, 2, 2, 2), 1, N(0, x), T,
-                                                   N(1, y), T, 0, N(2, z), T, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "gemm shape", amp_gemm(NULL, 1, x, T, y, T, 0, z, T, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "gemm", amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 2, 2, 2, 2, 2, 2),
+            1, amp_ref_of(N(0, x), T), amp_ref_of(N(1, y), T), 0, amp_ref_of(N(2, z), T), &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "gemm shape", amp_gemm(NULL, 1, amp_ref_of(x, T),
+            amp_ref_of(y, T), 0, amp_ref_of(z, T), &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "gemm batched", amp_gemm(PRODUCTS(AMP_NO_TRANS, AMP_NO_TRANS, 2, 2, 2, 2, 2, 2, 3, 4, 4, 4),
-                                                           1, N(0, x), T, N(1, y), T, 0, N(2, z), T, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "linear", amp_linear_forward(N(0, x), T, N(1, y), T, NULL, T, N(2, z), T, 2, 2, 2, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "linear backward", amp_linear_backward(N(0, x), T, N(1, x), T, N(2, y), T, z, T, z + 50, T, z + 100, T, 0, 2, 2, 2, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "conv2d", amp_conv2d_forward(&c, N(0, x), T, N(1, y), T, NULL, T, N(2, z), T, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "conv2d backward", amp_conv2d_backward(&c, N(0, x), T, N(1, x), T, N(2, y), T, z, T, z + 100, T, z + 200, T, 0, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "add", amp_add_forward(N(0, x), T, N(1, y), T, N(2, z), T, 5, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "cross-entropy", amp_softmax_cross_entropy_forward(N(0, x), T, N(1, labels), 0, N(2, z), 2, 2, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "mse", amp_mse_forward(N(0, x), T, N(1, y), T, N(2, z), 5, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "bce", amp_bce_with_logits_forward(N(0, x), T, N(1, y), T, N(2, z), 5, &quiet));
+            1, amp_ref_of(N(0, x), T), amp_ref_of(N(1, y), T), 0, amp_ref_of(N(2, z), T), &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "linear", amp_linear_forward(amp_ref_of(N(0, x), T),
+            amp_ref_of(N(1, y), T), AMP_NONE, amp_ref_of(N(2, z), T), 2, 2, 2, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "linear backward", amp_linear_backward(amp_ref_of(N(0, x), T),
+            amp_ref_of(N(1, x), T), amp_ref_of(N(2, y), T), amp_ref_of(z, T),
+            amp_ref_of(z + 50, T), amp_ref_of(z + 100, T), 0, 2, 2, 2, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "conv2d", amp_conv2d_forward(&c, amp_ref_of(N(0, x), T),
+            amp_ref_of(N(1, y), T), AMP_NONE, amp_ref_of(N(2, z), T), &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "conv2d backward", amp_conv2d_backward(&c,
+            amp_ref_of(N(0, x), T), amp_ref_of(N(1, x), T), amp_ref_of(N(2, y), T),
+            amp_ref_of(z, T), amp_ref_of(z + 100, T), amp_ref_of(z + 200, T), 0, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "add", amp_add_forward(amp_ref_of(N(0, x), T),
+            amp_ref_of(N(1, y), T), amp_ref_of(N(2, z), T), 5, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "cross-entropy", amp_softmax_cross_entropy_forward(amp_ref_of(N(0, x), T),
+            N(1, labels), NULL, N(2, z), 2, 2, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "mse", amp_mse_forward(amp_ref_of(N(0, x), T),
+            amp_ref_of(N(1, y), T), N(2, z), 5, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "bce", amp_bce_with_logits_forward(amp_ref_of(N(0, x), T),
+            amp_ref_of(N(1, y), T), N(2, z), 5, &quiet));
     }
     for (k = 0; k < 2; k++) {
-        REFUSED(AMP_ERR_ARGUMENT, "pool2d", amp_pool2d_forward(&p, N(0, x), T, N(1, z), T, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "pool2d backward", amp_pool2d_backward(&p, N(0, x), T, N(1, y), T, z, T, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "layer norm", amp_layer_norm_forward(N(0, x), T, NULL, NULL, T, 0, NULL, NULL, N(1, z), T, 2, 4, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "activation", amp_activation_forward(AMP_GELU, N(0, x), T, N(1, z), T, 5, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "activation backward", amp_activation_backward(AMP_GELU, N(0, x), T, N(1, y), T, z, T, 5, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "softmax", amp_softmax_forward(N(0, x), T, N(1, z), T, 2, 4, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "softmax backward", amp_softmax_backward(N(0, x), T, N(1, y), T, z, T, 2, 4, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "dropout", amp_dropout_forward(N(0, x), T, N(1, z), T, 5, 0.5f, 1, 0, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "concat", amp_concat_forward(N(0, x), T, 2, N(1, z), T, 4, 1, 3, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "concat backward", amp_concat_backward(N(0, x), T, 4, 1, N(1, z), T, 2, 3, 0, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "cross-entropy backward", amp_softmax_cross_entropy_backward(N(0, x), T, N(1, labels), 0, NULL, 1, z, T, 2, 2, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "mse backward", amp_mse_backward(N(0, x), T, N(1, y), T, NULL, 1, z, T, 5, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "bce backward", amp_bce_with_logits_backward(N(0, x), T, N(1, y), T, NULL, 1, z, T, 5, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "pool2d", amp_pool2d_forward(&p, amp_ref_of(N(0, x), T),
+            amp_ref_of(N(1, z), T), &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "pool2d backward", amp_pool2d_backward(&p,
+            amp_ref_of(N(0, x), T), amp_ref_of(N(1, y), T), amp_ref_of(z, T), 0, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "layer norm", amp_layer_norm_forward(amp_ref_of(N(0, x), T),
+            AMP_NONE, AMP_NONE, 0, NULL, NULL, amp_ref_of(N(1, z), T), 2, 4, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "layer norm backward", amp_layer_norm_backward(amp_ref_of(N(0, x), T),
+            amp_ref_of(N(1, x), T), AMP_NONE, 0.0f, y, y, amp_ref_of(z, T),
+            amp_ref_of(z + 8, T), amp_ref_of(z + 12, T), 0, 2, 4, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "activation", amp_activation_forward(AMP_GELU,
+            amp_ref_of(N(0, x), T), amp_ref_of(N(1, z), T), 5, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "activation backward", amp_activation_backward(AMP_GELU,
+            amp_ref_of(N(0, x), T), amp_ref_of(N(1, y), T), amp_ref_of(z, T), 0, 5, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "softmax", amp_softmax_forward(amp_ref_of(N(0, x), T),
+            amp_ref_of(N(1, z), T), 2, 4, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "softmax backward", amp_softmax_backward(amp_ref_of(N(0, x), T),
+            amp_ref_of(N(1, y), T), amp_ref_of(z, T), 0, 2, 4, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "dropout", amp_dropout_forward(amp_ref_of(N(0, x), T),
+            amp_ref_of(N(1, z), T), 5, 0.5f, 1, 0, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "concat", amp_concat_forward(amp_ref_of(N(0, x), T), 2,
+            amp_ref_of(N(1, z), T), 4, 1, 3, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "concat backward", amp_concat_backward(amp_ref_of(N(0, x), T),
+            4, 1, amp_ref_of(N(1, z), T), 2, 3, 0, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "cross-entropy backward", amp_softmax_cross_entropy_backward(amp_ref_of(N(0, x), T),
+            N(1, labels), NULL, NULL, 1, amp_ref_of(z, T), 2, 2, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "mse backward", amp_mse_backward(amp_ref_of(N(0, x), T),
+            amp_ref_of(N(1, y), T), NULL, 1, amp_ref_of(z, T), 5, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "bce backward", amp_bce_with_logits_backward(amp_ref_of(N(0, x), T),
+            amp_ref_of(N(1, y), T), NULL, 1, amp_ref_of(z, T), 5, &quiet));
     }
     for (k = 0; k < 4; k++) {
-        REFUSED(AMP_ERR_ARGUMENT, "batch norm", amp_batch_norm_forward(&b, 1, N(0, x), T, NULL, NULL, T, y, y + 2, N(1, y + 4), N(2, y + 6), N(3, z), T, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "batch norm backward", amp_batch_norm_backward(&b, N(0, x), T, N(1, x), T, NULL, T, N(2, y), N(3, y), z, T, z + 16, z + 18, T, 0, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "layer norm backward", amp_layer_norm_backward(N(0, x), T, N(1, x), T, NULL, T, N(2, y), N(3, y), z, T, z + 8, z + 12, T, 0, 2, 4, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "batch norm", amp_batch_norm_forward(&b, 1,
+            amp_ref_of(N(0, x), T), AMP_NONE, AMP_NONE, y, y + 2, N(1, y + 4), N(2, y + 6),
+            amp_ref_of(N(3, z), T), &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "batch norm backward", amp_batch_norm_backward(&b,
+            amp_ref_of(N(0, x), T), amp_ref_of(N(1, x), T), AMP_NONE, N(2, y), N(3, y),
+            amp_ref_of(z, T), amp_ref_of(z + 16, T), amp_ref_of(z + 18, T), 0, &quiet));
     }
     k = 0;
     REFUSED(AMP_ERR_ARGUMENT, "no shape", amp_conv2d_output(NULL, NULL, NULL, &quiet));
     REFUSED(AMP_ERR_ARGUMENT, "no shape", amp_pool2d_output(NULL, NULL, NULL, &quiet));
-    REFUSED(AMP_ERR_ARGUMENT, "no shape", amp_pool2d_backward(NULL, x, T, x, T, z, T, &quiet));
+    REFUSED(AMP_ERR_ARGUMENT, "no shape", amp_pool2d_backward(NULL, amp_ref_of(x, T),
+        amp_ref_of(x, T), amp_ref_of(z, T), 0, &quiet));
     REFUSED(AMP_ERR_ARGUMENT, "no shape", batch_norm(NULL, 1));
 }
 
@@ -504,8 +546,9 @@ static void null_objects(void) {
     amp_op op;
     amp_policy policy;
     int n = 7;
-    CHECK(amp_convert(NULL, AMP_F32, F, AMP_F32, 1) == AMP_ERR_ARGUMENT && amp_convert(F, AMP_F32, NULL, AMP_F32, 1) == AMP_ERR_ARGUMENT);
-    CHECK(amp_convert(NULL, AMP_F32, NULL, AMP_F16, 0) == AMP_OK);
+    CHECK(amp_convert(AMP_NONE, amp_f32(F), 1) == AMP_ERR_ARGUMENT && amp_convert(amp_f32(F),
+        AMP_NONE, 1) == AMP_ERR_ARGUMENT);
+    CHECK(amp_convert(AMP_NONE, AMP_NONE, 0) == AMP_OK);
     CHECK(amp_policy_init(NULL, NULL) == AMP_ERR_ARGUMENT && amp_policy_init(&policy, NULL) == AMP_OK);
     CHECK(amp_policy_set_rule(NULL, AMP_OP_ADD, AMP_RULE_LOW) == AMP_ERR_ARGUMENT && amp_policy_white_list(NULL, NULL, 0) == 0);
     CHECK(amp_policy_black_list(&policy, NULL, -5) > 0 && !amp_op_from_name(NULL, &op) && !amp_op_from_name("relu2", NULL));
@@ -546,7 +589,8 @@ static void loggers(void) {
     memset(&t, 0, sizeof t);
     d.growth_factor = -1.0;
     d.logger = e.logger = &nobody;
-    CHECK(amp_scaler_init(&s, &d) == AMP_ERR_DESC && amp_add_forward(NULL, AMP_F32, F, AMP_F32, F, AMP_F32, 1, &e) == AMP_ERR_ARGUMENT);
+    CHECK(amp_scaler_init(&s, &d) == AMP_ERR_DESC && amp_add_forward(AMP_NONE, amp_f32(F),
+        amp_f32(F), 1, &e) == AMP_ERR_ARGUMENT);
     d.growth_factor = 0.0;
     d.logger = &LISTENER;
     CHECK(amp_scaler_init(&s, &d) == AMP_OK);
@@ -602,7 +646,7 @@ static void missing_parts(void) {
     amp_model_destroy(m);
     CHECK(amp_schedule_lr(&wild, 1.0f, INT64_MIN) == 0.5f && amp_schedule_lr(&wild, 1.0f, INT64_MAX) == 0.5f);
     prepare();
-    CHECK(amp_softmax_forward(F, T, F, T, SIZE_MAX / 2, 0, &quiet) == AMP_OK);     /* no elements, so no time */
+    CHECK(amp_softmax_forward(amp_ref_of(F, T), amp_ref_of(F, T), SIZE_MAX / 2, 0, &quiet) == AMP_OK);     /* no elements, so no time */
     fixed.preset = AMP_SCALER_MINDSPORE_FIXED;
     fixed.ignore_overflow = 1;
     CHECK(amp_scaler_init(&s, &fixed) == AMP_OK && amp_scaler_report_overflow(&s) == AMP_OK && amp_scaler_may_step(&s) == 1);
@@ -685,36 +729,50 @@ static void huge_sizes(void) {
         amp_convert_desc d;
         memset(&d, 0, sizeof d);
         d.logger = &LISTENER;
-        REFUSED(AMP_ERR_ARGUMENT, "convert", amp_convert_with(F, AMP_F64, F, AMP_F32, n, &d));
-        REFUSED(AMP_ERR_ARGUMENT, "gemm m", amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, n, 2, 2, 2, 2, 2), 1, F, T, F,
-                                                     T, 0, F, T, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "gemm n", amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 2, n, 2, 2, n, n), 1, F, T, F,
-                                                     T, 0, F, T, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "gemm k", amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_TRANS, 2, 2, n, n, n, 2), 1, F, T, F, T,
-                                                     0, F, T, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "convert", amp_convert_with(amp_ref_of(F, AMP_F64), amp_f32(F),
+            n, &d));
+        REFUSED(AMP_ERR_ARGUMENT, "gemm m", amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, n, 2, 2, 2, 2, 2),
+            1, amp_ref_of(F, T), amp_ref_of(F, T), 0, amp_ref_of(F, T), &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "gemm n", amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 2, n, 2, 2, n, n),
+            1, amp_ref_of(F, T), amp_ref_of(F, T), 0, amp_ref_of(F, T), &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "gemm k", amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_TRANS, 2, 2, n, n, n, 2),
+            1, amp_ref_of(F, T), amp_ref_of(F, T), 0, amp_ref_of(F, T), &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "gemm batch", amp_gemm(PRODUCTS(AMP_NO_TRANS, AMP_NO_TRANS, 2, 2, 2, 2, 2, 2, n, 4, 0, 4),
-                                                         1, F, T, F, T, 0, F, T, &quiet));
+            1, amp_ref_of(F, T), amp_ref_of(F, T), 0, amp_ref_of(F, T), &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "gemm stride", amp_gemm(PRODUCTS(AMP_NO_TRANS, AMP_NO_TRANS, 2, 2, 2, 2, 2, 2, 2, n, 0, 4),
-                                                          1, F, T, F, T, 0, F, T, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "gemm ld", amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 2, 2, 2, n, 2, 2), 1, F, T, F,
-                                                      T, 0, F, T, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "linear", amp_linear_forward(F, T, F, T, NULL, T, F, T, n, 2, 2, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "layer norm", amp_layer_norm_forward(F, T, NULL, NULL, T, 0, NULL, NULL, F, T, n, 2, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "activation", amp_activation_forward(AMP_RELU, F, T, F, T, n, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "softmax", amp_softmax_forward(F, T, F, T, 2, n, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "dropout", amp_dropout_forward(F, T, F, T, n, 0.5f, 0, 0, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "add", amp_add_forward(F, T, F, T, F, T, n, &quiet));
-        REFUSED(ANY, "concat", amp_concat_forward(F, T, 2, F, T, n, n - 1, 2, &quiet));
-        REFUSED(ANY, "cross-entropy", amp_softmax_cross_entropy_forward(F, T, &label, 0, F, n, 2, &quiet));
-        REFUSED(ANY, "cross-entropy", amp_softmax_cross_entropy_backward(F, T, &label, 0, NULL, 1, F, T, n, 2, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "mse", amp_mse_forward(F, T, F, T, F, n, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "bce", amp_bce_with_logits_backward(F, T, F, T, NULL, 1, F, T, n, &quiet));
+            1, amp_ref_of(F, T), amp_ref_of(F, T), 0, amp_ref_of(F, T), &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "gemm ld", amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 2, 2, 2, n, 2, 2),
+            1, amp_ref_of(F, T), amp_ref_of(F, T), 0, amp_ref_of(F, T), &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "linear", amp_linear_forward(amp_ref_of(F, T), amp_ref_of(F, T),
+            AMP_NONE, amp_ref_of(F, T), n, 2, 2, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "layer norm", amp_layer_norm_forward(amp_ref_of(F, T), AMP_NONE,
+            AMP_NONE, 0, NULL, NULL, amp_ref_of(F, T), n, 2, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "activation", amp_activation_forward(AMP_RELU, amp_ref_of(F, T),
+            amp_ref_of(F, T), n, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "softmax", amp_softmax_forward(amp_ref_of(F, T),
+            amp_ref_of(F, T), 2, n, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "dropout", amp_dropout_forward(amp_ref_of(F, T),
+            amp_ref_of(F, T), n, 0.5f, 0, 0, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "add", amp_add_forward(amp_ref_of(F, T), amp_ref_of(F, T),
+            amp_ref_of(F, T), n, &quiet));
+        REFUSED(ANY, "concat", amp_concat_forward(amp_ref_of(F, T), 2, amp_ref_of(F, T), n, n - 1,
+            2, &quiet));
+        REFUSED(ANY, "cross-entropy", amp_softmax_cross_entropy_forward(amp_ref_of(F, T), &label,
+            NULL, F, n, 2, &quiet));
+        REFUSED(ANY, "cross-entropy", amp_softmax_cross_entropy_backward(amp_ref_of(F, T), &label,
+            NULL, NULL, 1, amp_ref_of(F, T), n, 2, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "mse", amp_mse_forward(amp_ref_of(F, T), amp_ref_of(F, T), F, n,
+            &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "bce", amp_bce_with_logits_backward(amp_ref_of(F, T),
+            amp_ref_of(F, T), NULL, 1, amp_ref_of(F, T), n, &quiet));
     }
     REFUSED(AMP_ERR_ARGUMENT, "gemm of 2^64 elements", amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, half, half, 1, 1, half, half),
-                                                                1, F, T, F, T, 0, F, T, &quiet));
-    REFUSED(AMP_ERR_ARGUMENT, "softmax of 2^64 elements", amp_softmax_forward(F, T, F, T, half, half, &quiet));
+        1, amp_ref_of(F, T), amp_ref_of(F, T), 0, amp_ref_of(F, T), &quiet));
+    REFUSED(AMP_ERR_ARGUMENT, "softmax of 2^64 elements", amp_softmax_forward(amp_ref_of(F, T),
+        amp_ref_of(F, T), half, half, &quiet));
     CHECK(amp_gemm_workspace(half, half, half) == 0 && amp_gemm_workspace(SIZE_MAX, 1, 1) == 0);
-    REFUSED(AMP_ERR_SHAPE, "mean of nothing", amp_mse_backward(F, T, F, T, NULL, 1, F, T, 0, &quiet));
+    REFUSED(AMP_ERR_SHAPE, "mean of nothing", amp_mse_backward(amp_ref_of(F, T), amp_ref_of(F, T),
+        NULL, 1, amp_ref_of(F, T), 0, &quiet));
 }
 
 static void overlaps(void) {
@@ -723,9 +781,12 @@ static void overlaps(void) {
     amp_convert_desc d;
     memset(&d, 0, sizeof d);
     d.logger = &LISTENER;
-    REFUSED(AMP_ERR_ARGUMENT, "convert onto itself, shifted", amp_convert_with(F + 1, AMP_F32, F, AMP_F32, 10, &d));
-    REFUSED(AMP_ERR_ARGUMENT, "convert onto itself, shifted back", amp_convert_with(F, AMP_F16, F + 1, AMP_F32, 10, &d));
-    REFUSED(AMP_ERR_ARGUMENT, "convert onto its end", amp_convert_with(F + 9, AMP_F64, F, AMP_F32, 10, &d));
+    REFUSED(AMP_ERR_ARGUMENT, "convert onto itself, shifted", amp_convert_with(amp_f32(F + 1),
+        amp_f32(F), 10, &d));
+    REFUSED(AMP_ERR_ARGUMENT, "convert onto itself, shifted back", amp_convert_with(amp_ref_of(F, AMP_F16),
+        amp_f32(F + 1), 10, &d));
+    REFUSED(AMP_ERR_ARGUMENT, "convert onto its end", amp_convert_with(amp_ref_of(F + 9, AMP_F64),
+        amp_f32(F), 10, &d));
     CHECK(amp_scaler_init(&s, NULL) == AMP_OK);
     s.logger = LISTENER;
     memset(&t, 0, sizeof t);
@@ -739,70 +800,90 @@ static void overlaps(void) {
    its own beginning and by one element of both. */
 typedef amp_result (*overlap_call)(void* const* p);
 static amp_result call_linear(void* const* p) {
-    return amp_linear_forward(p[0], T, p[1], T, p[2], T, p[3], T, 3, 4, 5, &quiet);
+    return amp_linear_forward(amp_ref_of(p[0], T), amp_ref_of(p[1], T), amp_ref_of(p[2], T),
+        amp_ref_of(p[3], T), 3, 4, 5, &quiet);
 }
 static amp_result call_linear_backward(void* const* p) {
-    return amp_linear_backward(p[0], T, p[1], T, p[2], T, p[3], T, p[4], T, p[5], T, 0, 3, 4, 5, &quiet);
+    return amp_linear_backward(amp_ref_of(p[0], T), amp_ref_of(p[1], T), amp_ref_of(p[2], T),
+        amp_ref_of(p[3], T), amp_ref_of(p[4], T), amp_ref_of(p[5], T), 0, 3, 4, 5, &quiet);
 }
 static amp_result call_conv(void* const* p) {
     const amp_conv2d_shape s = { 2, 3, 5, 5, 4, 3, 3, 0, 0, 0, 0, 0, 0, 0 };
-    return amp_conv2d_forward(&s, p[0], T, p[1], T, p[2], T, p[3], T, &quiet);
+    return amp_conv2d_forward(&s, amp_ref_of(p[0], T), amp_ref_of(p[1], T), amp_ref_of(p[2], T),
+        amp_ref_of(p[3], T), &quiet);
 }
 static amp_result call_conv_backward(void* const* p) {
     const amp_conv2d_shape s = { 2, 3, 5, 5, 4, 3, 3, 0, 0, 0, 0, 0, 0, 0 };
-    return amp_conv2d_backward(&s, p[0], T, p[1], T, p[2], T, p[3], T, p[4], T, p[5], T, 0, &quiet);
+    return amp_conv2d_backward(&s, amp_ref_of(p[0], T), amp_ref_of(p[1], T), amp_ref_of(p[2], T),
+        amp_ref_of(p[3], T), amp_ref_of(p[4], T), amp_ref_of(p[5], T), 0, &quiet);
 }
 static amp_result call_pool(void* const* p) {
     const amp_pool2d_shape s = { AMP_POOL_MAX, 2, 3, 6, 6, 2, 2, 0, 0, 0, 0, 0 };
-    return amp_pool2d_forward(&s, p[0], T, p[1], T, &quiet);
+    return amp_pool2d_forward(&s, amp_ref_of(p[0], T), amp_ref_of(p[1], T), &quiet);
 }
 static amp_result call_pool_backward(void* const* p) {
     const amp_pool2d_shape s = { AMP_POOL_MAX, 2, 3, 6, 6, 2, 2, 0, 0, 0, 0, 0 };
-    return amp_pool2d_backward(&s, p[0], T, p[1], T, p[2], T, &quiet);
+    return amp_pool2d_backward(&s, amp_ref_of(p[0], T), amp_ref_of(p[1], T), amp_ref_of(p[2], T),
+        0, &quiet);
 }
 static const amp_batch_norm_shape norm_of_3 = { 2, 3, 4, 0.0f, 0.0f, 0, NULL };
 static amp_result call_batch_norm(void* const* p) {
-    return amp_batch_norm_forward(&norm_of_3, 1, p[0], T, p[1], p[2], T, (float*)p[3], (float*)p[4], (float*)p[5],
-                                  (float*)p[6], p[7], T, &quiet);
+    return amp_batch_norm_forward(&norm_of_3, 1, amp_ref_of(p[0], T), amp_ref_of(p[1], T),
+        amp_ref_of(p[2], T), (float*)p[3], (float*)p[4], (float*)p[5], (float*)p[6],
+        amp_ref_of(p[7], T), &quiet);
 }
 static amp_result call_batch_norm_backward(void* const* p) {
-    return amp_batch_norm_backward(&norm_of_3, p[0], T, p[1], T, p[2], T, (const float*)p[3], (const float*)p[4], p[5], T,
-                                   p[6], p[7], T, 0, &quiet);
+    return amp_batch_norm_backward(&norm_of_3, amp_ref_of(p[0], T), amp_ref_of(p[1], T),
+        amp_ref_of(p[2], T), (const float*)p[3], (const float*)p[4], amp_ref_of(p[5], T),
+        amp_ref_of(p[6], T), amp_ref_of(p[7], T), 0, &quiet);
 }
 static amp_result call_layer_norm(void* const* p) {
-    return amp_layer_norm_forward(p[0], T, p[1], p[2], T, 0.0f, (float*)p[3], (float*)p[4], p[5], T, 4, 6, &quiet);
+    return amp_layer_norm_forward(amp_ref_of(p[0], T), amp_ref_of(p[1], T), amp_ref_of(p[2], T),
+        0.0f, (float*)p[3], (float*)p[4], amp_ref_of(p[5], T), 4, 6, &quiet);
 }
 static amp_result call_layer_norm_backward(void* const* p) {
-    return amp_layer_norm_backward(p[0], T, p[1], T, p[2], T, (const float*)p[3], (const float*)p[4], p[5], T, p[6], p[7],
-                                   T, 0, 4, 6, &quiet);
+    return amp_layer_norm_backward(amp_ref_of(p[0], T), amp_ref_of(p[1], T), amp_ref_of(p[2], T),
+        0.0f, (const float*)p[3], (const float*)p[4], amp_ref_of(p[5], T), amp_ref_of(p[6], T),
+        amp_ref_of(p[7], T), 0, 4, 6, &quiet);
 }
-static amp_result call_activation(void* const* p) { return amp_activation_forward(AMP_TANH, p[0], T, p[1], T, 9, &quiet); }
+static amp_result call_activation(void* const* p) { return amp_activation_forward(AMP_TANH,
+    amp_ref_of(p[0], T), amp_ref_of(p[1], T), 9, &quiet); }
 static amp_result call_activation_of_types(void* const* p) {
-    return amp_activation_forward(AMP_TANH, p[0], T, p[1], AMP_BF16, 9, &quiet);
+    return amp_activation_forward(AMP_TANH, amp_ref_of(p[0], T), amp_bf16(p[1]), 9, &quiet);
 }
 static amp_result call_activation_backward(void* const* p) {
-    return amp_activation_backward(AMP_TANH, p[0], T, p[1], T, p[2], T, 9, &quiet);
+    return amp_activation_backward(AMP_TANH, amp_ref_of(p[0], T), amp_ref_of(p[1], T),
+        amp_ref_of(p[2], T), 0, 9, &quiet);
 }
-static amp_result call_softmax(void* const* p) { return amp_softmax_forward(p[0], T, p[1], T, 3, 5, &quiet); }
+static amp_result call_softmax(void* const* p) { return amp_softmax_forward(amp_ref_of(p[0], T),
+    amp_ref_of(p[1], T), 3, 5, &quiet); }
 static amp_result call_softmax_backward(void* const* p) {
-    return amp_softmax_backward(p[0], T, p[1], T, p[2], T, 3, 5, &quiet);
+    return amp_softmax_backward(amp_ref_of(p[0], T), amp_ref_of(p[1], T), amp_ref_of(p[2], T), 0,
+        3, 5, &quiet);
 }
-static amp_result call_dropout(void* const* p) { return amp_dropout_forward(p[0], T, p[1], T, 9, 0.5f, 1, 0, &quiet); }
-static amp_result call_add(void* const* p) { return amp_add_forward(p[0], T, p[1], T, p[2], T, 9, &quiet); }
-static amp_result call_concat(void* const* p) { return amp_concat_forward(p[0], T, 2, p[1], T, 5, 1, 3, &quiet); }
+static amp_result call_dropout(void* const* p) { return amp_dropout_forward(amp_ref_of(p[0], T),
+    amp_ref_of(p[1], T), 9, 0.5f, 1, 0, &quiet); }
+static amp_result call_add(void* const* p) { return amp_add_forward(amp_ref_of(p[0], T),
+    amp_ref_of(p[1], T), amp_ref_of(p[2], T), 9, &quiet); }
+static amp_result call_concat(void* const* p) { return amp_concat_forward(amp_ref_of(p[0], T), 2,
+    amp_ref_of(p[1], T), 5, 1, 3, &quiet); }
 static amp_result call_concat_backward(void* const* p) {
-    return amp_concat_backward(p[0], T, 5, 1, p[1], T, 2, 3, 0, &quiet);
+    return amp_concat_backward(amp_ref_of(p[0], T), 5, 1, amp_ref_of(p[1], T), 2, 3, 0, &quiet);
 }
 static const int32_t two_labels[2] = { 0, 1 };
 static amp_result call_cross_entropy(void* const* p) {
-    return amp_softmax_cross_entropy_forward(p[0], T, two_labels, 0.0f, (float*)p[1], 2, 3, &quiet);
+    return amp_softmax_cross_entropy_forward(amp_ref_of(p[0], T), two_labels, NULL, (float*)p[1],
+        2, 3, &quiet);
 }
 static amp_result call_cross_entropy_backward(void* const* p) {
-    return amp_softmax_cross_entropy_backward(p[0], T, two_labels, 0.0f, NULL, 1.0f, p[1], T, 2, 3, &quiet);
+    return amp_softmax_cross_entropy_backward(amp_ref_of(p[0], T), two_labels, NULL, NULL, 1.0f,
+        amp_ref_of(p[1], T), 2, 3, &quiet);
 }
-static amp_result call_mse(void* const* p) { return amp_mse_forward(p[0], T, p[1], T, (float*)p[2], 7, &quiet); }
+static amp_result call_mse(void* const* p) { return amp_mse_forward(amp_ref_of(p[0], T),
+    amp_ref_of(p[1], T), (float*)p[2], 7, &quiet); }
 static amp_result call_mse_backward(void* const* p) {
-    return amp_mse_backward(p[0], T, p[1], T, NULL, 1.0f, p[2], T, 7, &quiet);
+    return amp_mse_backward(amp_ref_of(p[0], T), amp_ref_of(p[1], T), NULL, 1.0f,
+        amp_ref_of(p[2], T), 7, &quiet);
 }
 /* Bytes of each operand up to a 0, which of them are results, and the pairs (operand, result) that may be the same. */
 typedef struct overlap_case {
@@ -884,28 +965,32 @@ static void fill_overflowing(void) {
     }
 }
 static amp_result call_gemm(void* const* p) {
-    return amp_gemm(PRODUCT(0, 0, 3, 4, 5, 0, 0, 0), 1.0f, p[0], T, p[1], T, 0.0f, p[2], T, &quiet);
+    return amp_gemm(PRODUCT(0, 0, 3, 4, 5, 0, 0, 0), 1.0f, amp_ref_of(p[0], T),
+        amp_ref_of(p[1], T), 0.0f, amp_ref_of(p[2], T), &quiet);
 }
 static amp_result call_batch(void* const* p) {
-    return amp_gemm(PRODUCTS(0, 1, 3, 4, 5, 0, 0, 0, 3, 15, 20, 12), 2.0f, p[0], T, p[1], T, 1.0f, p[2], T, &quiet);
+    return amp_gemm(PRODUCTS(0, 1, 3, 4, 5, 0, 0, 0, 3, 15, 20, 12), 2.0f, amp_ref_of(p[0], T),
+        amp_ref_of(p[1], T), 1.0f, amp_ref_of(p[2], T), &quiet);
 }
 static amp_result call_bce(void* const* p) {
-    return amp_bce_with_logits_forward(p[0], T, p[1], T, (float*)p[2], 7, &quiet);
+    return amp_bce_with_logits_forward(amp_ref_of(p[0], T), amp_ref_of(p[1], T), (float*)p[2], 7,
+        &quiet);
 }
 static amp_result call_bce_backward(void* const* p) {
-    return amp_bce_with_logits_backward(p[0], T, p[1], T, NULL, 3e38f, p[2], T, 7, &quiet);
+    return amp_bce_with_logits_backward(amp_ref_of(p[0], T), amp_ref_of(p[1], T), NULL, 3e38f,
+        amp_ref_of(p[2], T), 7, &quiet);
 }
 static amp_result call_convert(void* const* p) {
     const amp_convert_desc d = { .mask_exceptions = quiet.mask_exceptions };
-    return amp_convert_with(p[1], AMP_F16, p[0], T, 37, &d);
+    return amp_convert_with(amp_f16(p[1]), amp_ref_of(p[0], T), 37, &d);
 }
 static amp_result call_average(void* const* p) {
     const amp_pool2d_shape s = { AMP_POOL_AVERAGE, 2, 3, 6, 6, 2, 2, 0, 0, 0, 0, 0 };
-    return amp_pool2d_forward(&s, p[0], T, p[1], T, &quiet);
+    return amp_pool2d_forward(&s, amp_ref_of(p[0], T), amp_ref_of(p[1], T), &quiet);
 }
 static amp_result call_average_backward(void* const* p) {
     const amp_pool2d_shape s = { AMP_POOL_AVERAGE, 2, 3, 6, 6, 3, 3, 0, 0, 0, 0, 0 };
-    return amp_pool2d_backward(&s, p[0], T, NULL, T, p[2], T, &quiet);
+    return amp_pool2d_backward(&s, amp_ref_of(p[0], T), AMP_NONE, amp_ref_of(p[2], T), 0, &quiet);
 }
 static int flags_of(overlap_call call, int mask) {
     void* p[8];
@@ -968,8 +1053,9 @@ static void products_over_operands(void) {
         const int over_a = strided_meet(&a, &c), over_b = strided_meet(&b, &c), refused = over_a > 0 || over_b > 0;
         amp_result r;
         prepare();
-        r = amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, m, n, k, a.ld, b.ld, c.ld), 1.0f, memory + a.at, T,
-                     memory + b.at, T, 0.0f, memory + c.at, t, &quiet);
+        r = amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, m, n, k, a.ld, b.ld, c.ld), 1.0f,
+            amp_ref_of(memory + a.at, T), amp_ref_of(memory + b.at, T), 0.0f,
+            amp_ref_of(memory + c.at, t), &quiet);
         CHECK_MSG(r == (refused ? AMP_ERR_ARGUMENT : AMP_OK), "%d: %dx%dx%d %s", (int)i, (int)m, (int)n, (int)k, heard);
         seen[packed(&c)][refused]++;
     }
@@ -1003,8 +1089,9 @@ static void batches_over_operands(void) {
         refused = series_meet(c, cs, c, cs, batch, 1) || series_meet(a, as, c, cs, batch, 0)
                 || series_meet(b, bs, c, cs, batch, 0);
         prepare();
-        r = amp_gemm(PRODUCTS(AMP_NO_TRANS, AMP_NO_TRANS, m, n, k, a.ld, b.ld, c.ld, batch, as, bs, cs), 1.0f,
-                     memory + a.at, T, memory + b.at, T, 0.0f, memory + c.at, T, &quiet);
+        r = amp_gemm(PRODUCTS(AMP_NO_TRANS, AMP_NO_TRANS, m, n, k, a.ld, b.ld, c.ld, batch, as, bs, cs),
+            1.0f, amp_ref_of(memory + a.at, T), amp_ref_of(memory + b.at, T), 0.0f,
+            amp_ref_of(memory + c.at, T), &quiet);
         CHECK_MSG(r == (refused ? AMP_ERR_ARGUMENT : AMP_OK), "%d: %d of %dx%dx%d %s", (int)i, (int)batch, (int)m, (int)n,
                   (int)k, heard);
         seen[refused]++;
@@ -1037,13 +1124,13 @@ static int hostile_numbers(void) {
     d.saturate = 1;
     for (n = 0; n < 300; n++) { uint64_t u = 0x7fefffffffffffffu - (uint64_t)n; memcpy(&wide[n], &u, 8); }
     for (n = 1; n < 300; n += 97) {
-        wrong += amp_convert_with(half, AMP_F16, wide, AMP_F64, (size_t)n, &d) != AMP_OK;
-        wrong += amp_convert_with(half, AMP_F32, wide, AMP_F64, (size_t)n, &d) != AMP_OK;
+        wrong += amp_convert_with(amp_ref_of(half, AMP_F16), amp_ref_of(wide, AMP_F64), (size_t)n, &d) != AMP_OK;
+        wrong += amp_convert_with(amp_ref_of(half, AMP_F32), amp_ref_of(wide, AMP_F64), (size_t)n, &d) != AMP_OK;
         for (from = AMP_F16; from <= AMP_BF16; from = (amp_dtype)(from + 1))
             for (to = AMP_F32; to <= AMP_BF16; to = (amp_dtype)(to + 1)) {
                 fill_hostile(x, 300);
-                wrong += amp_convert_with(half, from, x, AMP_F32, (size_t)n, &d) != AMP_OK;
-                wrong += amp_convert_with(y, to, half, from, (size_t)n, &d) != AMP_OK;
+                wrong += amp_convert_with(amp_ref_of(half, from), amp_f32(x), (size_t)n, &d) != AMP_OK;
+                wrong += amp_convert_with(amp_ref_of(y, to), amp_ref_of(half, from), (size_t)n, &d) != AMP_OK;
             }
     }
     wrong += amp_scaler_init(&s, NULL) != AMP_OK;
@@ -1179,8 +1266,10 @@ static void flushed_subnormals(void) {
     normal = hostile_numbers() + hostile_training();
     _mm_setcsr(old | 0x8040u);
     flushed = hostile_numbers() + hostile_training();
-    CHECK(amp_convert(f, AMP_F32, h, AMP_F16, 65536) == AMP_OK && amp_convert(back, AMP_F16, f, AMP_F32, 65536) == AMP_OK);
-    CHECK(amp_convert(f, AMP_F32, h, AMP_BF16, 65536) == AMP_OK && amp_convert(low, AMP_BF16, f, AMP_F32, 65536) == AMP_OK);
+    CHECK(amp_convert(amp_f32(f), amp_ref_of(h, AMP_F16), 65536) == AMP_OK && amp_convert(amp_ref_of(back, AMP_F16),
+        amp_f32(f), 65536) == AMP_OK);
+    CHECK(amp_convert(amp_f32(f), amp_ref_of(h, AMP_BF16), 65536) == AMP_OK && amp_convert(amp_ref_of(low, AMP_BF16),
+        amp_f32(f), 65536) == AMP_OK);
     _mm_setcsr(old);
     for (i = 0; i < 65536; i++)                              /* the subnormal ones are subnormal floats */
         differ += h[i] != low[i] && !((h[i] & 0x7f80) == 0x7f80 && low[i] == (h[i] | 0x40));
@@ -1211,14 +1300,18 @@ static void upper_halves_of_products(amp_dtype t) {
     exec.workspace_size = sizeof room;
     for (sums = AMP_SUMS_FIXED; sums <= AMP_SUMS_FAST; sums++) {
         exec.sums = (amp_sums)sums;
-        LEAVES_NONE(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 16, 16, 16, 16, 16, 16), 1.0f, wide[0], t, wide[1], t,
-                             0.0f, wide[2], AMP_F32, NULL));
-        LEAVES_NONE(amp_gemm(PRODUCT(AMP_TRANS, AMP_TRANS, 200, 129, 150, 200, 150, 129), 1.0f, wide[0], t, wide[1], t,
-                             0.0f, wide[2], t, &exec));
-        LEAVES_NONE(amp_conv2d_forward(&s, wide[0], t, wide[1], t, NULL, t, wide[2], t, &exec));
-        LEAVES_NONE(amp_conv2d_backward(&s, wide[2], t, wide[0], t, wide[1], t, wide[3], t, NULL, t, NULL, t, 0, &exec));
-        LEAVES_NONE(amp_conv2d_backward(&s, wide[2], t, wide[0], t, wide[1], t, NULL, t, wide[3], AMP_F32, NULL, t, 0, &exec));
-        LEAVES_NONE(amp_conv2d_backward(&s, wide[2], t, wide[0], t, wide[1], t, NULL, t, NULL, t, wide[3], AMP_F32, 0, &exec));
+        LEAVES_NONE(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, 16, 16, 16, 16, 16, 16), 1.0f,
+            amp_ref_of(wide[0], t), amp_ref_of(wide[1], t), 0.0f, amp_f32(wide[2]), NULL));
+        LEAVES_NONE(amp_gemm(PRODUCT(AMP_TRANS, AMP_TRANS, 200, 129, 150, 200, 150, 129), 1.0f,
+            amp_ref_of(wide[0], t), amp_ref_of(wide[1], t), 0.0f, amp_ref_of(wide[2], t), &exec));
+        LEAVES_NONE(amp_conv2d_forward(&s, amp_ref_of(wide[0], t), amp_ref_of(wide[1], t),
+            AMP_NONE, amp_ref_of(wide[2], t), &exec));
+        LEAVES_NONE(amp_conv2d_backward(&s, amp_ref_of(wide[2], t), amp_ref_of(wide[0], t),
+            amp_ref_of(wide[1], t), amp_ref_of(wide[3], t), AMP_NONE, AMP_NONE, 0, &exec));
+        LEAVES_NONE(amp_conv2d_backward(&s, amp_ref_of(wide[2], t), amp_ref_of(wide[0], t),
+            amp_ref_of(wide[1], t), AMP_NONE, amp_f32(wide[3]), AMP_NONE, 0, &exec));
+        LEAVES_NONE(amp_conv2d_backward(&s, amp_ref_of(wide[2], t), amp_ref_of(wide[0], t),
+            amp_ref_of(wide[1], t), AMP_NONE, AMP_NONE, amp_f32(wide[3]), 0, &exec));
     }
 }
 static void upper_halves_of_rows(amp_dtype t) {
@@ -1226,16 +1319,19 @@ static void upper_halves_of_rows(amp_dtype t) {
     static const amp_batch_norm_shape norm = { 2, 8, 100, 0.0f, 0.0f, 0, NULL };
     static float mean[64], var[64], save[2][64], params[64];
     const size_t n = 64 * 40;
-    LEAVES_NONE(amp_convert(wide[0], AMP_F32, wide[1], t, 1));
-    LEAVES_NONE(amp_convert(wide[0], AMP_F32, wide[1], t, n + 5));
-    LEAVES_NONE(amp_convert(wide[1], t, wide[0], AMP_F32, n + 5));
-    LEAVES_NONE(amp_pool2d_forward(&window, wide[0], t, wide[2], t, NULL));
-    LEAVES_NONE(amp_pool2d_backward(&window, wide[2], t, wide[0], t, wide[3], t, NULL));
-    LEAVES_NONE(amp_batch_norm_forward(&norm, 1, wide[0], t, params, params, AMP_F32, mean, var, save[0], save[1], wide[2], t,
-                                       NULL));
-    LEAVES_NONE(amp_layer_norm_forward(wide[0], t, params, params, AMP_F32, 0.0f, save[0], save[1], wide[2], t, 64, 40, NULL));
-    LEAVES_NONE(amp_softmax_forward(wide[0], t, wide[2], t, 64, 40, NULL));
-    LEAVES_NONE(amp_activation_forward(AMP_GELU, wide[0], t, wide[2], t, n, NULL));
+    LEAVES_NONE(amp_convert(amp_f32(wide[0]), amp_ref_of(wide[1], t), 1));
+    LEAVES_NONE(amp_convert(amp_f32(wide[0]), amp_ref_of(wide[1], t), n + 5));
+    LEAVES_NONE(amp_convert(amp_ref_of(wide[1], t), amp_f32(wide[0]), n + 5));
+    LEAVES_NONE(amp_pool2d_forward(&window, amp_ref_of(wide[0], t), amp_ref_of(wide[2], t), NULL));
+    LEAVES_NONE(amp_pool2d_backward(&window, amp_ref_of(wide[2], t), amp_ref_of(wide[0], t),
+        amp_ref_of(wide[3], t), 0, NULL));
+    LEAVES_NONE(amp_batch_norm_forward(&norm, 1, amp_ref_of(wide[0], t), amp_f32(params),
+        amp_f32(params), mean, var, save[0], save[1], amp_ref_of(wide[2], t), NULL));
+    LEAVES_NONE(amp_layer_norm_forward(amp_ref_of(wide[0], t), amp_f32(params), amp_f32(params),
+        0.0f, save[0], save[1], amp_ref_of(wide[2], t), 64, 40, NULL));
+    LEAVES_NONE(amp_softmax_forward(amp_ref_of(wide[0], t), amp_ref_of(wide[2], t), 64, 40, NULL));
+    LEAVES_NONE(amp_activation_forward(AMP_GELU, amp_ref_of(wide[0], t), amp_ref_of(wide[2], t),
+        n, NULL));
 }
 static void upper_halves_of_a_step(void) {
     amp_param p;

@@ -1252,17 +1252,21 @@ static void test_doubts_of_sizes(void) {
 
 /* A backend that takes a ReLU along: the CPU's operators, one after the other, counted. */
 static int relus_taken;
-static amp_result linear_relu(const void* x, amp_dtype xt, const void* w, amp_dtype wt, const void* b, amp_dtype bt, void* y, amp_dtype yt,
-                              size_t n, size_t in, size_t out, const amp_exec* e) {
-    amp_result r = amp_linear_forward(x, xt, w, wt, b, bt, y, yt, n, in, out, e);
+static amp_result linear_relu(amp_ref x, amp_ref w, amp_ref b, amp_ref y, size_t n, size_t in,
+        size_t out, const amp_exec* e) {
+    amp_result r = amp_linear_forward(x, w, b,
+        y, n, in, out, e);
     relus_taken++;
-    return r == AMP_OK ? amp_activation_forward(AMP_RELU, y, yt, y, yt, n * out, e) : r;
+    return r == AMP_OK ? amp_activation_forward(AMP_RELU, y, y,
+        n * out, e) : r;
 }
-static amp_result conv2d_relu(const amp_conv2d_shape* s, const void* x, amp_dtype xt, const void* w, amp_dtype wt, const void* b, amp_dtype bt,
-                              void* y, amp_dtype yt, const amp_exec* e) {
-    amp_result r = amp_conv2d_forward(s, x, xt, w, wt, b, bt, y, yt, e);
+static amp_result conv2d_relu(const amp_conv2d_shape* s, amp_ref x, amp_ref w, amp_ref b, amp_ref y,
+        const amp_exec* e) {
+    amp_result r = amp_conv2d_forward(s, x, w, b,
+        y, e);
     relus_taken++;
-    return r == AMP_OK ? amp_activation_forward(AMP_RELU, y, yt, y, yt, (size_t)(s->n * s->out_channels) * 36, e) : r;
+    return r == AMP_OK ? amp_activation_forward(AMP_RELU, y, y,
+        (size_t)(s->n * s->out_channels) * 36, e) : r;
 }
 /* Two ReLUs right behind a product; one behind another product than its own, and that one's; one whose product has
    another reader, one behind a sum: those stay apart. */

@@ -51,7 +51,7 @@ static array random_array(amp_dtype t, size_t n, int kind, size_t each) {
     size_t i;
     for (i = 0; i < n; i++) {
         const float v = normal(numbers++);
-        amp_convert((char*)a.p + i * amp_dtype_size(t), t, &v, AMP_F32, 1);
+        amp_convert(amp_ref_of((char*)a.p + i * amp_dtype_size(t), t), amp_f32(&v), 1);
     }
     for (i = each / 2; kind & 1 && i < n; i += each) set_nan(&a, i, i / each);
     for (i = each / 3; kind & 2 && i < n; i += each)
@@ -110,8 +110,10 @@ static void elements(amp_dtype t, amp_dtype o, int kind) {
         const size_t n = sizes[s];
         for (f = AMP_RELU; f < AMP_ACTIVATION_COUNT; f++) {
             array x = random_array(t, n, kind, 3), dy = random_array(t, n, kind, 4), y = make(o, n), dx = make(o, n);
-            CHECK(amp_activation_forward((amp_activation)f, x.p, t, y.p, o, n, NULL) == AMP_OK);
-            CHECK(amp_activation_backward((amp_activation)f, dy.p, t, x.p, t, dx.p, o, n, NULL) == AMP_OK);
+            CHECK(amp_activation_forward((amp_activation)f, amp_ref_of(x.p, t),
+                amp_ref_of(y.p, o), n, NULL) == AMP_OK);
+            CHECK(amp_activation_backward((amp_activation)f, amp_ref_of(dy.p, t),
+                amp_ref_of(x.p, t), amp_ref_of(dx.p, o), 0, n, NULL) == AMP_OK);
             unmark();
             mark(marks, &x, 1);
             if (kind == 1 || f == AMP_TANH || f == AMP_SIGMOID) finish_as(names[f], &y, marks, 1); else finish(names[f], &y);
@@ -121,8 +123,9 @@ static void elements(amp_dtype t, amp_dtype o, int kind) {
         {
             array a = random_array(t, n, kind, 3), b = random_array(t, n, kind, 4), y = make(o, n), z = make(o, n);
             size_t i;
-            CHECK(amp_add_forward(a.p, t, b.p, t, y.p, o, n, NULL) == AMP_OK);
-            CHECK(amp_dropout_forward(a.p, t, z.p, o, n, 0.25f, 3, 1, NULL) == AMP_OK);
+            CHECK(amp_add_forward(amp_ref_of(a.p, t), amp_ref_of(b.p, t), amp_ref_of(y.p, o), n,
+                NULL) == AMP_OK);
+            CHECK(amp_dropout_forward(amp_ref_of(a.p, t), amp_ref_of(z.p, o), n, 0.25f, 3, 1, NULL) == AMP_OK);
             unmark();
             mark(marks, &a, 1);
             mark(marks, &b, 1);
@@ -132,7 +135,8 @@ static void elements(amp_dtype t, amp_dtype o, int kind) {
             finish_as("dropout", &z, marks, 1);
             free(a.p);
             a = random_array(o, n, kind, 5);
-            CHECK(amp_concat_backward(b.p, t, n, 0, a.p, o, n, 1, 1, NULL) == AMP_OK);
+            CHECK(amp_concat_backward(amp_ref_of(b.p, t), n, 0, amp_ref_of(a.p, o), n, 1,
+                AMP_ACCUMULATE_INPUT, NULL) == AMP_OK);
             finish("concat backward", &a);
             free(b.p);
         }
@@ -149,8 +153,10 @@ static void tables(amp_dtype t, int kind) {
     e.workspace_size = sizeof memory;
     for (f = AMP_GELU; f <= AMP_GELU_TANH; f++) {
         array x = random_array(t, n, kind, 31), dy = random_array(t, n, kind, 7), y = make(t, n), dx = make(t, n);
-        CHECK(amp_activation_forward((amp_activation)f, x.p, t, y.p, t, n, &e) == AMP_OK);
-        CHECK(amp_activation_backward((amp_activation)f, dy.p, t, x.p, t, dx.p, t, n, &e) == AMP_OK);
+        CHECK(amp_activation_forward((amp_activation)f, amp_ref_of(x.p, t), amp_ref_of(y.p, t), n,
+            &e) == AMP_OK);
+        CHECK(amp_activation_backward((amp_activation)f, amp_ref_of(dy.p, t), amp_ref_of(x.p, t),
+            amp_ref_of(dx.p, t), 0, n, &e) == AMP_OK);
         finish("activation by table", &y); finish("gradient by table", &dx);
         free(x.p); free(dy.p);
     }
@@ -160,25 +166,31 @@ static void rows_of(amp_dtype t, amp_dtype o, int kind, size_t rows, size_t d) {
     array y = make(o, rows * d), dx = make(o, rows * d), mean = make(AMP_F32, rows), inv = make(AMP_F32, rows);
     array g = random_array(AMP_F32, d, kind == 3, 5), dg = make(o, d), db = random_array(o, d, kind, 6);
     array loss = make(AMP_F32, 1);
+    const amp_cross_entropy_desc smooth = { 0.1f, 0, NULL };
     int32_t* labels = (int32_t*)calloc(rows, sizeof *labels);
     size_t i;
     for (i = 0; i < rows; i++) labels[i] = (int32_t)(i * 7 % d);
     unmark();
     mark(marks, &x, d);
-    CHECK(amp_softmax_forward(x.p, t, y.p, o, rows, d, NULL) == AMP_OK);
-    CHECK(amp_softmax_backward(dy.p, t, x.p, t, dx.p, o, rows, d, NULL) == AMP_OK);
+    CHECK(amp_softmax_forward(amp_ref_of(x.p, t), amp_ref_of(y.p, o), rows, d, NULL) == AMP_OK);
+    CHECK(amp_softmax_backward(amp_ref_of(dy.p, t), amp_ref_of(x.p, t), amp_ref_of(dx.p, o), 0,
+        rows, d, NULL) == AMP_OK);
     if (kind == 1) finish_as("softmax", &y, marks, d); else finish("softmax", &y);
     finish("softmax backward", &dx);
     dx = make(o, rows * d);
-    CHECK(amp_softmax_cross_entropy_forward(x.p, t, labels, 0.1f, (float*)loss.p, rows, d, NULL) == AMP_OK);
-    CHECK(amp_softmax_cross_entropy_backward(x.p, t, labels, 0.1f, NULL, 1.0f, dx.p, o, rows, d, NULL) == AMP_OK);
+    CHECK(amp_softmax_cross_entropy_forward(amp_ref_of(x.p, t), labels, &smooth, (float*)loss.p,
+        rows, d, NULL) == AMP_OK);
+    CHECK(amp_softmax_cross_entropy_backward(amp_ref_of(x.p, t), labels, &smooth, NULL, 1.0f,
+        amp_ref_of(dx.p, o), rows, d, NULL) == AMP_OK);
     if (kind == 1) finish_as("cross-entropy backward", &dx, marks, d); else finish("cross-entropy backward", &dx);
     CHECK(finish("cross-entropy", &loss) == 1 || kind != 1);
     y = make(o, rows * d); dx = make(o, rows * d);
-    CHECK(amp_layer_norm_forward(x.p, t, g.p, NULL, AMP_F32, 0, (float*)mean.p, (float*)inv.p, y.p, o, rows, d, NULL)
+    CHECK(amp_layer_norm_forward(amp_ref_of(x.p, t), amp_f32(g.p), AMP_NONE, 0, (float*)mean.p,
+        (float*)inv.p, amp_ref_of(y.p, o), rows, d, NULL)
           == AMP_OK);
-    CHECK(amp_layer_norm_backward(dy.p, t, x.p, t, g.p, AMP_F32, (float*)mean.p, (float*)inv.p, dx.p, o, dg.p, db.p, o,
-                                  1, rows, d, NULL) == AMP_OK);
+    CHECK(amp_layer_norm_backward(amp_ref_of(dy.p, t), amp_ref_of(x.p, t), amp_f32(g.p), 0.0f,
+        (float*)mean.p, (float*)inv.p, amp_ref_of(dx.p, o), amp_ref_of(dg.p, o),
+        amp_ref_of(db.p, o), 1, rows, d, NULL) == AMP_OK);
     if (kind == 1) {
         finish_as("layer norm", &y, marks, d); finish_as("mean", &mean, marks, 1); finish_as("invstd", &inv, marks, 1);
     } else { finish("layer norm", &y); finish("mean", &mean); finish("invstd", &inv); }
@@ -199,10 +211,11 @@ static void batch_norm(amp_dtype t, amp_dtype o, int kind, int n, int channels, 
     unmark();
     for (i = 0; i < all; i++) if (!frozen && is_nan_at(&x, i)) marks[i / (size_t)spatial % c] = 1;
     for (i = c; i < all / (size_t)spatial; i++) marks[i] = marks[i - c];
-    CHECK(amp_batch_norm_forward(&shape, 1, x.p, t, NULL, NULL, AMP_F32, (float*)mean.p, (float*)var.p, (float*)m.p,
-                                 (float*)s.p, y.p, o, NULL) == AMP_OK);
-    CHECK(amp_batch_norm_backward(&shape, dy.p, t, x.p, t, NULL, AMP_F32, (float*)m.p, (float*)s.p, dx.p, o, dg.p, db.p,
-                                  o, 1, NULL) == AMP_OK);
+    CHECK(amp_batch_norm_forward(&shape, 1, amp_ref_of(x.p, t), AMP_NONE, AMP_NONE,
+        (float*)mean.p, (float*)var.p, (float*)m.p, (float*)s.p, amp_ref_of(y.p, o), NULL) == AMP_OK);
+    CHECK(amp_batch_norm_backward(&shape, amp_ref_of(dy.p, t), amp_ref_of(x.p, t), AMP_NONE,
+        (float*)m.p, (float*)s.p, amp_ref_of(dx.p, o), amp_ref_of(dg.p, o), amp_ref_of(db.p, o),
+        1, NULL) == AMP_OK);
     if (kind == 1 && !frozen) {
         finish_as("batch norm", &y, marks, (size_t)spatial);
         finish_as("save_mean", &m, marks, 1); finish_as("save_invstd", &s, marks, 1);
@@ -219,10 +232,13 @@ static void losses(amp_dtype t, amp_dtype o, int kind) {
     const size_t n = 2063;
     array x = random_array(t, n, kind, 100), target = random_array(t, n, kind, 150), a = make(AMP_F32, 1);
     array b = make(AMP_F32, 1), da = make(o, n), db = make(o, n);
-    CHECK(amp_mse_forward(x.p, t, target.p, t, (float*)a.p, n, NULL) == AMP_OK);
-    CHECK(amp_bce_with_logits_forward(x.p, t, target.p, t, (float*)b.p, n, NULL) == AMP_OK);
-    CHECK(amp_mse_backward(x.p, t, target.p, t, NULL, 1.0f, da.p, o, n, NULL) == AMP_OK);
-    CHECK(amp_bce_with_logits_backward(x.p, t, target.p, t, NULL, 1.0f, db.p, o, n, NULL) == AMP_OK);
+    CHECK(amp_mse_forward(amp_ref_of(x.p, t), amp_ref_of(target.p, t), (float*)a.p, n, NULL) == AMP_OK);
+    CHECK(amp_bce_with_logits_forward(amp_ref_of(x.p, t), amp_ref_of(target.p, t), (float*)b.p, n,
+        NULL) == AMP_OK);
+    CHECK(amp_mse_backward(amp_ref_of(x.p, t), amp_ref_of(target.p, t), NULL, 1.0f,
+        amp_ref_of(da.p, o), n, NULL) == AMP_OK);
+    CHECK(amp_bce_with_logits_backward(amp_ref_of(x.p, t), amp_ref_of(target.p, t), NULL, 1.0f,
+        amp_ref_of(db.p, o), n, NULL) == AMP_OK);
     unmark();
     mark(marks, &x, 1);
     mark(marks, &target, 1);
@@ -244,8 +260,9 @@ static void pool(amp_dtype t, amp_dtype o, int kind, amp_pool max, int side, int
     CHECK(amp_pool2d_output(&s, &oh, &ow, NULL) == AMP_OK);
     x = random_array(t, planes * pixels, kind, 17); dx = make(o, x.n);
     y = make(o, planes * (size_t)(oh * ow)); dy = random_array(t, y.n, kind, 5);
-    CHECK(amp_pool2d_forward(&s, x.p, t, y.p, o, NULL) == AMP_OK);
-    CHECK(amp_pool2d_backward(&s, dy.p, t, x.p, t, dx.p, o, NULL) == AMP_OK);
+    CHECK(amp_pool2d_forward(&s, amp_ref_of(x.p, t), amp_ref_of(y.p, o), NULL) == AMP_OK);
+    CHECK(amp_pool2d_backward(&s, amp_ref_of(dy.p, t), amp_ref_of(x.p, t), amp_ref_of(dx.p, o), 0,
+        NULL) == AMP_OK);
     unmark();
     for (p = 0; p < planes; p++)
         for (i = 0; i < oh; i++)
@@ -265,9 +282,10 @@ static void products(amp_dtype t, amp_dtype o, int kind) {
     array dx = make(o, m * k), dw = random_array(o, n * k, kind & 2, 50), db = random_array(o, n, kind, 4);
     unmark();
     mark(marks, &a, k);
-    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, m, n, k, k, n, n), 0.5f, a.p, t, b.p, t, 2.0f, c.p, o,
-                   NULL) == AMP_OK);
-    CHECK(amp_linear_backward(c.p, o, a.p, t, b.p, t, dx.p, o, dw.p, o, db.p, o, 1, m, k, n, NULL) == AMP_OK);
+    CHECK(amp_gemm(PRODUCT(AMP_NO_TRANS, AMP_NO_TRANS, m, n, k, k, n, n), 0.5f,
+        amp_ref_of(a.p, t), amp_ref_of(b.p, t), 2.0f, amp_ref_of(c.p, o), NULL) == AMP_OK);
+    CHECK(amp_linear_backward(amp_ref_of(c.p, o), amp_ref_of(a.p, t), amp_ref_of(b.p, t),
+        amp_ref_of(dx.p, o), amp_ref_of(dw.p, o), amp_ref_of(db.p, o), 1, m, k, n, NULL) == AMP_OK);
     if (kind == 1) finish_as("gemm", &c, marks, n); else finish("gemm", &c);
     finish("linear dx", &dx); finish("linear dw", &dw); finish("linear db", &db);
     free(a.p); free(b.p);
@@ -281,8 +299,10 @@ static void convolution(amp_dtype t, amp_dtype o, int kind, int channels, int gr
     memset(&s, 0, sizeof s);
     s.n = 2; s.channels = channels; s.height = s.width = 9; s.out_channels = 8; s.kernel_h = s.kernel_w = 3;
     s.pad_h = s.pad_w = 1; s.groups = groups;
-    CHECK(amp_conv2d_forward(&s, x.p, t, w.p, t, NULL, t, y.p, o, NULL) == AMP_OK);
-    CHECK(amp_conv2d_backward(&s, dy.p, t, x.p, t, w.p, t, dx.p, o, dw.p, o, db.p, o, 1, NULL) == AMP_OK);
+    CHECK(amp_conv2d_forward(&s, amp_ref_of(x.p, t), amp_ref_of(w.p, t), AMP_NONE,
+        amp_ref_of(y.p, o), NULL) == AMP_OK);
+    CHECK(amp_conv2d_backward(&s, amp_ref_of(dy.p, t), amp_ref_of(x.p, t), amp_ref_of(w.p, t),
+        amp_ref_of(dx.p, o), amp_ref_of(dw.p, o), amp_ref_of(db.p, o), 1, NULL) == AMP_OK);
     CHECK(finish("convolution", &y) > 0 || kind == 2);
     finish("conv dx", &dx); finish("conv dw", &dw); finish("conv db", &db);
     free(x.p); free(w.p); free(dy.p);

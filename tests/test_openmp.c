@@ -89,7 +89,7 @@ static uint64_t converted(void) {
     memset(&t, 0, sizeof t);
     d.saturate = 1;
     d.saturated = &clamped;
-    CHECK(amp_convert_with(h, AMP_F16, x, AMP_F32, N, &d) == AMP_OK && clamped > 0);
+    CHECK(amp_convert_with(amp_f16(h), amp_f32(x), N, &d) == AMP_OK && clamped > 0);
     t.data = h;
     t.dtype = AMP_F16;
     t.count = N;
@@ -168,12 +168,13 @@ static uint64_t convolved(const int z[8], amp_dtype t, amp_sums sums, size_t par
     dy = weights + w * amp_dtype_size(t);
     for (i = 0; i < x + w + y; i++) source[i] = amp_random_normal(13, i);
     memset(results, 0x55, (x + w + y + (size_t)z[3]) * sizeof *results);     /* not what another run has left there */
-    CHECK(amp_convert(low, t, source, AMP_F32, x + w + y) == AMP_OK);
-    CHECK(amp_conv2d_forward(&s, low, t, weights, t, NULL, t, results, AMP_F32, &exec) == AMP_OK);
-    CHECK(amp_conv2d_backward(&s, dy, t, low, t, weights, t, results + y, AMP_F32, results + y + x, AMP_F32,
-                              results + y + x + w, AMP_F32, 0, &exec) == AMP_OK);
-    CHECK(amp_conv2d_backward(&s, dy, t, low, t, NULL, t, NULL, AMP_F32, results + y + x, AMP_F32,
-                              results + y + x + w, AMP_F32, 1, &exec) == AMP_OK);
+    CHECK(amp_convert(amp_ref_of(low, t), amp_f32(source), x + w + y) == AMP_OK);
+    CHECK(amp_conv2d_forward(&s, amp_ref_of(low, t), amp_ref_of(weights, t), AMP_NONE,
+        amp_f32(results), &exec) == AMP_OK);
+    CHECK(amp_conv2d_backward(&s, amp_ref_of(dy, t), amp_ref_of(low, t), amp_ref_of(weights, t),
+        amp_f32(results + y), amp_f32(results + y + x), amp_f32(results + y + x + w), 0, &exec) == AMP_OK);
+    CHECK(amp_conv2d_backward(&s, amp_ref_of(dy, t), amp_ref_of(low, t), AMP_NONE, AMP_NONE,
+        amp_f32(results + y + x), amp_f32(results + y + x + w), 1, &exec) == AMP_OK);
     for (i = 0; i < GUARD; i++) if (((char*)exec.workspace)[exec.workspace_size + i] != 7) break;
     CHECK(i == GUARD);
     h = hash_bytes(h, results, (x + w + y + (size_t)z[3]) * sizeof *results);
@@ -212,9 +213,9 @@ static uint64_t multiplied(size_t batch, size_t side) {
     exec.workspace = malloc(exec.workspace_size + GUARD);
     memset((char*)exec.workspace + exec.workspace_size, 7, GUARD);
     for (i = 0; i < 2 * all; i++) source[i] = amp_random_normal(14, i);
-    CHECK(amp_convert(low, AMP_F16, source, AMP_F32, 2 * all) == AMP_OK);
+    CHECK(amp_convert(amp_f16(low), amp_f32(source), 2 * all) == AMP_OK);
     CHECK(amp_gemm(PRODUCTS(AMP_NO_TRANS, AMP_TRANS, side, side, side, side, side, side * batch, batch, each, each, side),
-                   1.0f, low, AMP_F16, low + 2 * all, AMP_F16, 0.0f, source, AMP_F32, &exec) == AMP_OK);
+        1.0f, amp_f16(low), amp_f16(low + 2 * all), 0.0f, amp_f32(source), &exec) == AMP_OK);
     for (i = 0; i < GUARD; i++) if (((char*)exec.workspace)[exec.workspace_size + i] != 7) break;
     CHECK(i == GUARD);
     h = hash_bytes(1469598103934665603u, source, all * sizeof *source);
@@ -247,7 +248,7 @@ static void test_threads_take_the_environment(void) {
     for (pass = 0; pass < 2; pass++) {
         const float expected = pass ? 1.0f : 1.00000012f;
         fesetround(pass ? FE_TONEAREST : FE_UPWARD);
-        CHECK(amp_add_forward(one, AMP_F32, tiny, AMP_F32, sum, AMP_F32, MANY, NULL) == AMP_OK);
+        CHECK(amp_add_forward(amp_f32(one), amp_f32(tiny), amp_f32(sum), MANY, NULL) == AMP_OK);
         fesetround(FE_TONEAREST);
         for (i = 0; i < MANY; i++) others += sum[i] != expected;
     }
@@ -297,9 +298,10 @@ static void fill(int kind, const float* a, float* y, size_t side) {
     t.data = y;
     t.dtype = AMP_F32;
     t.count = side * side;
-    if (kind == 0) CHECK(amp_add_forward(a, AMP_F32, a, AMP_F32, y, AMP_F32, side * side, NULL) == AMP_OK);
-    if (kind == 1) CHECK(amp_gemm(&product, 1.0f, a, AMP_F32, a, AMP_F32, 0.0f, y, AMP_F32, NULL) == AMP_OK);
-    if (kind == 2) CHECK(amp_conv2d_forward(&image, a, AMP_F32, a, AMP_F32, NULL, AMP_F32, y, AMP_F32, NULL) == AMP_OK);
+    if (kind == 0) CHECK(amp_add_forward(amp_f32(a), amp_f32(a), amp_f32(y), side * side, NULL) == AMP_OK);
+    if (kind == 1) CHECK(amp_gemm(&product, 1.0f, amp_f32(a), amp_f32(a), 0.0f, amp_f32(y), NULL) == AMP_OK);
+    if (kind == 2) CHECK(amp_conv2d_forward(&image, amp_f32(a), amp_f32(a), AMP_NONE, amp_f32(y),
+        NULL) == AMP_OK);
     if (kind < 3) return;
     CHECK(amp_scaler_init(&s, NULL) == AMP_OK);
     amp_scaler_scale_loss(&s, 1.0f);

@@ -110,11 +110,13 @@ static void test_activation_forward(void) {
             for (b = 0; b < 3; b++)
                 for (s = 0; s < SIZES; s++) {
                     buffer x = random_buffer(TYPES[a], sizes[s], s % 2 ? 2 : 8), y = make(TYPES[b], sizes[s]);
-                    CHECK(amp_activation_forward((amp_activation)f, x.p, x.t, y.p, y.t, x.n, NULL) == AMP_OK);
+                    CHECK(amp_activation_forward((amp_activation)f, amp_ref_of(x.p, x.t),
+                        amp_ref_of(y.p, y.t), x.n, NULL) == AMP_OK);
                     for (i = 0; i < x.n; i++)
                         CLOSE(y, i, activate(f, get(&x, i)), activation_error(f, get(&x, i)));
                     if (a == b) {    /* in place */
-                        CHECK(amp_activation_forward((amp_activation)f, x.p, x.t, x.p, x.t, x.n, NULL)
+                        CHECK(amp_activation_forward((amp_activation)f, amp_ref_of(x.p, x.t),
+                            amp_ref_of(x.p, x.t), x.n, NULL)
                               == AMP_OK);
                         CHECK(memcmp(x.p, y.p, x.n * amp_dtype_size(x.t)) == 0);
                     }
@@ -134,17 +136,18 @@ static void test_activation_backward(void) {
                     buffer x = random_buffer(TYPES[a], sizes[s], s % 2 ? 2 : 8), y = make(AMP_F32, sizes[s]);
                     buffer dy = random_buffer(TYPES[b], sizes[s], 3), dx = make(TYPES[b], sizes[s]);
                     buffer* saved = from_input ? &x : &y;
-                    amp_activation_forward((amp_activation)f, x.p, x.t, y.p, y.t, x.n, NULL);
-                    CHECK(amp_activation_backward((amp_activation)f, dy.p, dy.t, saved->p, saved->t, dx.p,
-                                                  dx.t, dx.n, NULL)
+                    amp_activation_forward((amp_activation)f, amp_ref_of(x.p, x.t),
+                        amp_ref_of(y.p, y.t), x.n, NULL);
+                    CHECK(amp_activation_backward((amp_activation)f, amp_ref_of(dy.p, dy.t),
+                        amp_ref_of(saved->p, saved->t), amp_ref_of(dx.p, dx.t), 0, dx.n, NULL)
                           == AMP_OK);
                     /* A slope is a sum of two terms below 1.2, each good to 4 ulp; a saved output brings
                        1.5 ulp more. */
                     for (i = 0; i < x.n; i++)
                         CLOSE(dx, i, get(&dy, i) * slope(f, get(&x, i)),
                               f == AMP_RELU ? 0 : 16 * u * fabs(get(&dy, i)));
-                    CHECK(amp_activation_backward((amp_activation)f, dy.p, dy.t, saved->p, saved->t, dy.p,
-                                                  dy.t, dx.n, NULL)
+                    CHECK(amp_activation_backward((amp_activation)f, amp_ref_of(dy.p, dy.t),
+                        amp_ref_of(saved->p, saved->t), amp_ref_of(dy.p, dy.t), 0, dx.n, NULL)
                           == AMP_OK);
                     CHECK(memcmp(dx.p, dy.p, dx.n * amp_dtype_size(dx.t)) == 0);
                     finish(&x); finish(&y); finish(&dy); finish(&dx);
@@ -176,7 +179,7 @@ static void sweep(int f, double low, double high, unsigned step, double limit) {
             memcpy(&x[n], &b, 4);
             n += (double)x[n] >= low && (double)x[n] <= high;
         }
-        amp_activation_forward((amp_activation)f, x, AMP_F32, y, AMP_F32, n, NULL);
+        amp_activation_forward((amp_activation)f, amp_f32(x), amp_f32(y), n, NULL);
         for (i = 0; i < n; i++) {
             int e;
             double want = activate(f, (double)x[i]), error;
@@ -197,7 +200,7 @@ static void test_accuracy(void) {
 
 /* --- special values ------------------------------------------------------------------------ */
 
-static int is_nan(float v) { return amp_is_nan(&v, AMP_F32); }
+static int is_nan(float v) { return amp_is_nan(amp_f32(&v)); }
 
 static void test_specials(void) {
     const unsigned bits[8] = { 0x7f800000u, 0xff800000u, 0x7fc00000u, 0xffc00001u,
@@ -207,30 +210,31 @@ static void test_specials(void) {
     memcpy(x, bits, sizeof x);
     for (i = 0; i < 8; i++) one[i] = 1;
     for (f = AMP_RELU; f < AMP_ACTIVATION_COUNT; f++) {
-        amp_activation_forward((amp_activation)f, x, AMP_F32, y, AMP_F32, 8, NULL);
-        amp_activation_backward((amp_activation)f, one, AMP_F32, x, AMP_F32, d, AMP_F32, 8, NULL);
+        amp_activation_forward((amp_activation)f, amp_f32(x), amp_f32(y), 8, NULL);
+        amp_activation_backward((amp_activation)f, amp_f32(one), amp_f32(x), amp_f32(d), 0, 8,
+            NULL);
         CHECK(is_nan(y[2]) && is_nan(y[3]) && (f == AMP_RELU || (is_nan(d[2]) && is_nan(d[3]))));
         CHECK(f == AMP_TANH || f == AMP_SIGMOID ? y[0] == 1.0f : y[0] == x[0]);
         CHECK(f == AMP_SIGMOID ? y[4] == 0.5f && y[5] == 0.5f : y[4] == 0.0f && y[5] == 0.0f);
         if (f == AMP_RELU || activation_reads_input(f)) CHECK(d[0] == 1.0f && d[1] == 0.0f && d[7] == 0.0f);
     }
-    amp_activation_forward(AMP_RELU, x, AMP_F32, y, AMP_F32, 8, NULL);
+    amp_activation_forward(AMP_RELU, amp_f32(x), amp_f32(y), 8, NULL);
     CHECK(y[1] == 0.0f && y[6] == x[6] && y[7] == 0.0f);
-    amp_activation_backward(AMP_RELU, x, AMP_F32, one, AMP_F32, d, AMP_F32, 8, NULL);
+    amp_activation_backward(AMP_RELU, amp_f32(x), amp_f32(one), amp_f32(d), 0, 8, NULL);
     memcpy(y, x, sizeof x);
     memcpy(&y[3], &bits[2], 4);                     /* a NaN becomes the one quiet NaN */
     CHECK(memcmp(d, y, sizeof y) == 0);             /* what else passes, passes bit by bit */
     for (i = 0; i < 8; i++) one[i] = 0;
-    amp_activation_backward(AMP_RELU, x, AMP_F32, one, AMP_F32, d, AMP_F32, 8, NULL);
+    amp_activation_backward(AMP_RELU, amp_f32(x), amp_f32(one), amp_f32(d), 0, 8, NULL);
     CHECK(memcmp(d, one, sizeof one) == 0);         /* what does not, is +0, an infinity or a NaN too */
-    amp_softmax_forward(x, AMP_F32, y, AMP_F32, 1, 8, NULL);
+    amp_softmax_forward(amp_f32(x), amp_f32(y), 1, 8, NULL);
     for (i = 0; i < 8; i++) CHECK(is_nan(y[i]));
     for (i = 0; i < 8; i++) x[i] = i == 3 ? 1.0f : -1.0f / y[7] * 0.0f;
     memcpy(&x[0], &bits[1], 4); memcpy(&x[1], &bits[1], 4);
     x[2] = 0; x[3] = 1;
-    amp_softmax_forward(x, AMP_F32, y, AMP_F32, 1, 4, NULL);
+    amp_softmax_forward(amp_f32(x), amp_f32(y), 1, 4, NULL);
     CHECK(y[0] == 0.0f && y[1] == 0.0f && fabsf(y[3] - 0.7310586f) < 1e-6f);
-    amp_softmax_forward(x, AMP_F32, y, AMP_F32, 1, 2, NULL);
+    amp_softmax_forward(amp_f32(x), amp_f32(y), 1, 2, NULL);
     CHECK(is_nan(y[0]) && is_nan(y[1]));            /* a row of -inf only */
 }
 
@@ -267,9 +271,12 @@ static void check_special_activations(amp_dtype t, size_t n, size_t turn) {
     int f;
     for (f = AMP_RELU; f < AMP_ACTIVATION_COUNT; f++) {
         buffer x = special_buffer(t, n, turn), dy = special_buffer(t, n, turn + 3), y = special_buffer(t, n, 0);
-        CHECK(amp_activation_forward((amp_activation)f, x.p, t, y.p, t, n, NULL) == AMP_OK);
-        CHECK(amp_activation_backward((amp_activation)f, dy.p, t, x.p, t, dy.p, t, n, NULL) == AMP_OK);
-        CHECK(amp_activation_forward((amp_activation)f, x.p, t, x.p, t, n, NULL) == AMP_OK);
+        CHECK(amp_activation_forward((amp_activation)f, amp_ref_of(x.p, t), amp_ref_of(y.p, t), n,
+            NULL) == AMP_OK);
+        CHECK(amp_activation_backward((amp_activation)f, amp_ref_of(dy.p, t), amp_ref_of(x.p, t),
+            amp_ref_of(dy.p, t), 0, n, NULL) == AMP_OK);
+        CHECK(amp_activation_forward((amp_activation)f, amp_ref_of(x.p, t), amp_ref_of(x.p, t), n,
+            NULL) == AMP_OK);
         CHECK(same(&x, &y));
         finish(&x); finish(&dy); finish(&y);
     }
@@ -281,26 +288,30 @@ static void check_special_norms(amp_dtype t, size_t n, size_t turn) {
     amp_batch_norm_shape s;
     memset(&s, 0, sizeof s);
     s.n = 2; s.channels = 1; s.spatial = (int)n;
-    CHECK(amp_softmax_forward(x.p, t, y.p, t, 2, n, NULL) == AMP_OK);
-    CHECK(amp_softmax_backward(dy.p, t, y.p, t, dx.p, t, 2, n, NULL) == AMP_OK);
+    CHECK(amp_softmax_forward(amp_ref_of(x.p, t), amp_ref_of(y.p, t), 2, n, NULL) == AMP_OK);
+    CHECK(amp_softmax_backward(amp_ref_of(dy.p, t), amp_ref_of(y.p, t), amp_ref_of(dx.p, t), 0, 2,
+        n, NULL) == AMP_OK);
     finish(&dx);
     dx = special_buffer(t, 2 * n, 0);
-    CHECK(amp_batch_norm_forward(&s, 1, x.p, t, NULL, NULL, AMP_F32, NULL, NULL, stats, stats + 1, y.p, t, NULL) == AMP_OK);
-    CHECK(amp_batch_norm_backward(&s, dy.p, t, x.p, t, NULL, AMP_F32, stats, stats + 1, dx.p, t, stats + 2, stats + 3,
-                                  AMP_F32, 0, NULL) == AMP_OK);
+    CHECK(amp_batch_norm_forward(&s, 1, amp_ref_of(x.p, t), AMP_NONE, AMP_NONE, NULL, NULL, stats,
+        stats + 1, amp_ref_of(y.p, t), NULL) == AMP_OK);
+    CHECK(amp_batch_norm_backward(&s, amp_ref_of(dy.p, t), amp_ref_of(x.p, t), AMP_NONE, stats,
+        stats + 1, amp_ref_of(dx.p, t), amp_f32(stats + 2), amp_f32(stats + 3), 0, NULL) == AMP_OK);
     finish(&y); finish(&dx);
     dx = special_buffer(t, 2 * n, 0);
     s.frozen = 1;
-    CHECK(amp_batch_norm_backward(&s, dy.p, t, x.p, t, NULL, AMP_F32, stats, stats + 1, dx.p, t, NULL, NULL, AMP_F32, 0,
-                                  NULL) == AMP_OK);
+    CHECK(amp_batch_norm_backward(&s, amp_ref_of(dy.p, t), amp_ref_of(x.p, t), AMP_NONE, stats,
+        stats + 1, amp_ref_of(dx.p, t), AMP_NONE, AMP_NONE, 0, NULL) == AMP_OK);
     finish(&dx);
     y = special_buffer(t, 2 * n, 0); dx = special_buffer(t, 2 * n, 0);
-    CHECK(amp_layer_norm_forward(x.p, t, stats, stats + n, AMP_F32, 0, stats + 2 * n, stats + 2 * n + 2, y.p, t, 2, n,
-                                 NULL) == AMP_OK);
-    CHECK(amp_layer_norm_backward(dy.p, t, x.p, t, stats, AMP_F32, stats + 2 * n, stats + 2 * n + 2, dx.p, t, stats + 4 * n,
-                                  stats + 5 * n, AMP_F32, 1, 2, n, NULL) == AMP_OK);
-    CHECK(amp_layer_norm_backward(dy.p, t, x.p, t, NULL, AMP_F32, stats + 2 * n, stats + 2 * n + 2, dx.p, t, stats + 4 * n,
-                                  stats + 5 * n, AMP_F32, 0, 2, n, NULL) == AMP_OK);
+    CHECK(amp_layer_norm_forward(amp_ref_of(x.p, t), amp_f32(stats), amp_f32(stats + n), 0,
+        stats + 2 * n, stats + 2 * n + 2, amp_ref_of(y.p, t), 2, n, NULL) == AMP_OK);
+    CHECK(amp_layer_norm_backward(amp_ref_of(dy.p, t), amp_ref_of(x.p, t), amp_f32(stats), 0.0f,
+        stats + 2 * n, stats + 2 * n + 2, amp_ref_of(dx.p, t), amp_f32(stats + 4 * n),
+        amp_f32(stats + 5 * n), 1, 2, n, NULL) == AMP_OK);
+    CHECK(amp_layer_norm_backward(amp_ref_of(dy.p, t), amp_ref_of(x.p, t), AMP_NONE, 0.0f,
+        stats + 2 * n, stats + 2 * n + 2, amp_ref_of(dx.p, t), amp_f32(stats + 4 * n),
+        amp_f32(stats + 5 * n), 0, 2, n, NULL) == AMP_OK);
     finish(&x); finish(&dy); finish(&y); finish(&dx); finish(&g);
 }
 static void test_special_values(void) {
@@ -330,18 +341,25 @@ static void check_every_value(int f, amp_dtype t, amp_dtype other) {
     for (i = 0; i < MANY; i++) ((uint16_t*)x.p)[i] = (uint16_t)(i * 40503u);
     for (i = 0; i < MANY; i++) put(&dy, i, (double)(i % VALUES % 1021) / 64 - 8);
     for (k = 0; k < 2; k++) {              /* forward, then backward */
-        if (k == 0) amp_activation_forward((amp_activation)f, x.p, t, one.p, other, VALUES, NULL);
-        else        amp_activation_backward((amp_activation)f, dy.p, other, x.p, t, one.p, other, VALUES, NULL);
-        if (k == 0) CHECK(amp_activation_forward((amp_activation)f, x.p, t, y.p, other, MANY, &e) == AMP_OK);
-        else CHECK(amp_activation_backward((amp_activation)f, dy.p, other, x.p, t, y.p, other, MANY, &e) == AMP_OK);
+        if (k == 0) amp_activation_forward((amp_activation)f, amp_ref_of(x.p, t),
+            amp_ref_of(one.p, other), VALUES, NULL);
+        else        amp_activation_backward((amp_activation)f, amp_ref_of(dy.p, other),
+            amp_ref_of(x.p, t), amp_ref_of(one.p, other), 0, VALUES, NULL);
+        if (k == 0) CHECK(amp_activation_forward((amp_activation)f, amp_ref_of(x.p, t),
+            amp_ref_of(y.p, other), MANY, &e) == AMP_OK);
+        else CHECK(amp_activation_backward((amp_activation)f, amp_ref_of(dy.p, other),
+            amp_ref_of(x.p, t), amp_ref_of(y.p, other), 0, MANY, &e) == AMP_OK);
         for (i = 0; i < MANY; i++)
             bad[k] += memcmp((char*)y.p + i * size, (char*)one.p + i % VALUES * size, size) != 0;
     }
-    CHECK(amp_activation_backward((amp_activation)f, dy.p, other, x.p, t, dy.p, other, MANY, &e) == AMP_OK);
+    CHECK(amp_activation_backward((amp_activation)f, amp_ref_of(dy.p, other), amp_ref_of(x.p, t),
+        amp_ref_of(dy.p, other), 0, MANY, &e) == AMP_OK);
     bad[2] = memcmp(dy.p, y.p, MANY * size) != 0;      /* in place */
     if (t == other) {
-        amp_activation_forward((amp_activation)f, x.p, t, one.p, t, VALUES, NULL);
-        CHECK(amp_activation_forward((amp_activation)f, x.p, t, x.p, t, MANY, &e) == AMP_OK);
+        amp_activation_forward((amp_activation)f, amp_ref_of(x.p, t), amp_ref_of(one.p, t),
+            VALUES, NULL);
+        CHECK(amp_activation_forward((amp_activation)f, amp_ref_of(x.p, t), amp_ref_of(x.p, t),
+            MANY, &e) == AMP_OK);
         for (i = 0; i < MANY; i++) bad[3] += ((uint16_t*)x.p)[i] != ((uint16_t*)one.p)[i % VALUES];
     }
     CHECK_MSG(bad[0] + bad[1] + bad[2] + bad[3] == 0, "activation %d, %s and %s: %lu, %lu, %lu, %lu elements differ", f,
@@ -364,8 +382,10 @@ static void test_relu_bits(void) {
         buffer x = make(TYPES[t], 65536), y = make(TYPES[t], 65536), dx = make(TYPES[t], 65536);
         unsigned i;
         for (i = 0; i < 65536; i++) ((uint16_t*)x.p)[i] = (uint16_t)i;
-        CHECK(amp_activation_forward(AMP_RELU, x.p, TYPES[t], y.p, TYPES[t], 65536, NULL) == AMP_OK);
-        CHECK(amp_activation_backward(AMP_RELU, x.p, TYPES[t], x.p, TYPES[t], dx.p, TYPES[t], 65536, NULL) == AMP_OK);
+        CHECK(amp_activation_forward(AMP_RELU, amp_ref_of(x.p, TYPES[t]),
+            amp_ref_of(y.p, TYPES[t]), 65536, NULL) == AMP_OK);
+        CHECK(amp_activation_backward(AMP_RELU, amp_ref_of(x.p, TYPES[t]),
+            amp_ref_of(x.p, TYPES[t]), amp_ref_of(dx.p, TYPES[t]), 0, 65536, NULL) == AMP_OK);
         for (i = 0; i < 65536; i++) {
             unsigned want = (i & 0x7fffu) > infinite ? nan : i < 0x8000u ? i : 0;
             CHECK(((uint16_t*)y.p)[i] == want && ((uint16_t*)dx.p)[i] == want);
@@ -404,8 +424,10 @@ static void test_softmax(void) {
                 buffer dx = make(TYPES[b], rows * d);
                 /* far below zero, where a maximum that took a zero of the padding for an element would show */
                 for (i = 0; s % 2 && i < x.n; i++) put(&x, i, get(&x, i) - 500);
-                CHECK(amp_softmax_forward(x.p, x.t, y.p, y.t, rows, d, NULL) == AMP_OK);
-                CHECK(amp_softmax_backward(dy.p, dy.t, y.p, y.t, dx.p, dx.t, rows, d, NULL) == AMP_OK);
+                CHECK(amp_softmax_forward(amp_ref_of(x.p, x.t), amp_ref_of(y.p, y.t), rows, d,
+                    NULL) == AMP_OK);
+                CHECK(amp_softmax_backward(amp_ref_of(dy.p, dy.t), amp_ref_of(y.p, y.t),
+                    amp_ref_of(dx.p, dx.t), 0, rows, d, NULL) == AMP_OK);
                 for (r = 0; r < rows; r++) {
                     softmax(&x, r * d, d, p, &log_sum);
                     for (i = 0, dot = 0, error = 0; i < d; i++) {
@@ -418,7 +440,8 @@ static void test_softmax(void) {
                     }
                 }
                 if (a == b) {
-                    CHECK(amp_softmax_forward(x.p, x.t, x.p, x.t, rows, d, NULL) == AMP_OK);
+                    CHECK(amp_softmax_forward(amp_ref_of(x.p, x.t), amp_ref_of(x.p, x.t), rows, d,
+                        NULL) == AMP_OK);
                     CHECK(memcmp(x.p, y.p, rows * d * amp_dtype_size(x.t)) == 0);
                 }
                 free(p);
@@ -434,7 +457,7 @@ static void test_softmax_end(void) {
         buffer x = make(AMP_F32, d), y = make(AMP_F32, d);
         put(&x, 0, 0);
         for (i = 1; i < d; i++) put(&x, i, i % 3 == 0 ? -87.6 - 0.7 * (double)i : -87.45 + 0.01 * (double)i);
-        CHECK(amp_softmax_forward(x.p, x.t, y.p, y.t, 1, d, NULL) == AMP_OK);
+        CHECK(amp_softmax_forward(amp_ref_of(x.p, x.t), amp_ref_of(y.p, y.t), 1, d, NULL) == AMP_OK);
         for (i = 1; i < d; i++) {
             double v = get(&x, i), want = v < -87.3365402 ? 0 : exp(v);
             CLOSE(y, i, want, want * 1e-6);
@@ -445,6 +468,12 @@ static void test_softmax_end(void) {
     }
 }
 
+/* A desc of a cross-entropy with smoothing alone. */
+static const amp_cross_entropy_desc* smoothed(float smoothing) {
+    static amp_cross_entropy_desc desc;
+    desc.smoothing = smoothing;
+    return &desc;
+}
 static void check_cross_entropy(amp_dtype t, amp_dtype dt, size_t n, size_t k, float smoothing) {
     const char* what = "cross-entropy";
     buffer x = random_buffer(t, n * k, 3), dx = make(dt, n * k), loss = make(AMP_F32, 1);
@@ -453,8 +482,10 @@ static void check_cross_entropy(amp_dtype t, amp_dtype dt, size_t n, size_t k, f
     float scale = 512;
     size_t r, i;
     for (r = 0; r < n; r++) labels[r] = (int32_t)(test_random() % k);
-    CHECK(amp_softmax_cross_entropy_forward(x.p, t, labels, smoothing, (float*)loss.p, n, k, NULL) == AMP_OK);
-    CHECK(amp_softmax_cross_entropy_backward(x.p, t, labels, smoothing, &scale, 0.5f, dx.p, dt, n, k, NULL)
+    CHECK(amp_softmax_cross_entropy_forward(amp_ref_of(x.p, t), labels, smoothed(smoothing), (float*)loss.p,
+        n, k, NULL) == AMP_OK);
+    CHECK(amp_softmax_cross_entropy_backward(amp_ref_of(x.p, t), labels, smoothed(smoothing), &scale, 0.5f,
+        amp_ref_of(dx.p, dt), n, k, NULL)
           == AMP_OK);
     for (r = 0; r < n; r++) {
         double log_sum, s = (double)smoothing;
@@ -503,16 +534,19 @@ static void check_short_softmax(amp_dtype t, amp_dtype other, size_t rows, size_
     buffer y = special_buffer(other, rows * d, 0), y1 = special_buffer(other, rows * d, 0);
     buffer dx = special_buffer(t, rows * d, 0), dx1 = special_buffer(t, rows * d, 0);
     size_t i;
-    CHECK(amp_softmax_forward(x.p, t, y.p, other, rows, d, NULL) == AMP_OK);
-    CHECK(amp_softmax_backward(dy.p, other, y.p, other, dx.p, t, rows, d, NULL) == AMP_OK);
+    CHECK(amp_softmax_forward(amp_ref_of(x.p, t), amp_ref_of(y.p, other), rows, d, NULL) == AMP_OK);
+    CHECK(amp_softmax_backward(amp_ref_of(dy.p, other), amp_ref_of(y.p, other),
+        amp_ref_of(dx.p, t), 0, rows, d, NULL) == AMP_OK);
     for (i = 0; i < rows * d; i += d) {
-        amp_softmax_forward(element(&x, i), t, element(&y1, i), other, 1, d, NULL);
-        amp_softmax_backward(element(&dy, i), other, element(&y1, i), other, element(&dx1, i), t, 1, d, NULL);
+        amp_softmax_forward(amp_ref_of(element(&x, i), t), amp_ref_of(element(&y1, i), other), 1,
+            d, NULL);
+        amp_softmax_backward(amp_ref_of(element(&dy, i), other),
+            amp_ref_of(element(&y1, i), other), amp_ref_of(element(&dx1, i), t), 0, 1, d, NULL);
     }
     CHECK(same(&y, &y1));
     CHECK(same(&dx, &dx1));
     if (t == other) {
-        CHECK(amp_softmax_forward(x.p, t, x.p, t, rows, d, NULL) == AMP_OK);
+        CHECK(amp_softmax_forward(amp_ref_of(x.p, t), amp_ref_of(x.p, t), rows, d, NULL) == AMP_OK);
         CHECK(same(&x, &y));
     }
     finish(&x); finish(&dy); finish(&y); finish(&y1); finish(&dx); finish(&dx1);
@@ -525,14 +559,17 @@ static void check_short_cross_entropy(amp_dtype t, amp_dtype other, size_t n, si
     float want;
     size_t i;
     for (i = 0; i < n; i++) labels[i] = (int32_t)(test_random() % k);
-    CHECK(amp_softmax_cross_entropy_forward(x.p, t, labels, smoothing, (float*)loss.p, n, k, NULL) == AMP_OK);
-    CHECK(amp_softmax_cross_entropy_backward(x.p, t, labels, smoothing, &scale, 0.3125f, dx.p, other, n, k, NULL)
+    CHECK(amp_softmax_cross_entropy_forward(amp_ref_of(x.p, t), labels, smoothed(smoothing), (float*)loss.p,
+        n, k, NULL) == AMP_OK);
+    CHECK(amp_softmax_cross_entropy_backward(amp_ref_of(x.p, t), labels, smoothed(smoothing), &scale,
+        0.3125f, amp_ref_of(dx.p, other), n, k, NULL)
           == AMP_OK);
     for (i = 0; i < n; i++) {
         void* row = element(&x, i * k);
-        amp_softmax_cross_entropy_forward(row, t, labels + i, smoothing, (float*)each.p + i, 1, k, NULL);
-        amp_softmax_cross_entropy_backward(row, t, labels + i, smoothing, NULL, factor, element(&dx1, i * k), other, 1,
-                                           k, NULL);
+        amp_softmax_cross_entropy_forward(amp_ref_of(row, t), labels + i, smoothed(smoothing),
+            (float*)each.p + i, 1, k, NULL);
+        amp_softmax_cross_entropy_backward(amp_ref_of(row, t), labels + i, smoothed(smoothing), NULL,
+            factor, amp_ref_of(element(&dx1, i * k), other), 1, k, NULL);
     }
     CHECK(same(&dx, &dx1));
     want = mean_of_losses((const float*)each.p, n);
@@ -579,8 +616,8 @@ static void check_runs(size_t rows, size_t run, size_t d) {
     size_t i;
     for (i = 0; i < 2 * rows; i++) ((float*)stats.p)[i] = i < rows ? 0.0f : 1.0f;
     for (i = 0; i < rows * d; i++) g[i] = i < d ? 1.18059162e21f : i / d == run ? -1.18059162e21f : 1;
-    CHECK(amp_layer_norm_backward(g, AMP_F32, x.p, AMP_F32, NULL, AMP_F32, (float*)stats.p, inv, dx.p, AMP_F32, dg,
-                                  dg + d, AMP_F32, 0, rows, d, &e) == AMP_OK);
+    CHECK(amp_layer_norm_backward(amp_f32(g), amp_f32(x.p), AMP_NONE, 0.0f, (float*)stats.p, inv,
+        amp_f32(dx.p), amp_f32(dg), amp_f32(dg + d), 0, rows, d, &e) == AMP_OK);
     check_columns(&dy, &x, (float*)stats.p, inv, rows, d, dg, dg + d);
     for (i = 0; i < d; i++) CHECK(dg[d + i] == (float)(rows - 2 * run));
     free(e.workspace);
@@ -597,15 +634,18 @@ static void check_norm(amp_dtype t, amp_dtype other, size_t rows, size_t d, size
     amp_exec e = norm_exec(rows, d);
     int touched = 0;
     size_t i;
-    CHECK(amp_layer_norm_forward(x.p, t, g, b, other, 0, mean, inv, y.p, other, rows, d, NULL) == AMP_OK);
-    CHECK(amp_layer_norm_backward(dy.p, other, x.p, t, g, other, mean, inv, dx.p, t, dg, dg + d, AMP_F32, 0, rows, d,
-                                  &e) == AMP_OK);
+    CHECK(amp_layer_norm_forward(amp_ref_of(x.p, t), amp_ref_of(g, other), amp_ref_of(b, other),
+        0, mean, inv, amp_ref_of(y.p, other), rows, d, NULL) == AMP_OK);
+    CHECK(amp_layer_norm_backward(amp_ref_of(dy.p, other), amp_ref_of(x.p, t),
+        amp_ref_of(g, other), 0.0f, mean, inv, amp_ref_of(dx.p, t), amp_f32(dg), amp_f32(dg + d),
+        0, rows, d, &e) == AMP_OK);
     check_columns(&dy, &x, mean, inv, rows, d, dg, dg + d);
     for (i = 0; i < 2 * d; i++) dg[i] = -7;
     e.workspace_size -= e.workspace_size > 0 ? 1 : 0;         /* now too small, so not to be touched */
     if (e.workspace) memset(e.workspace, 0x55, e.workspace_size);
-    CHECK(amp_layer_norm_backward(dy.p, other, x.p, t, g, other, mean, inv, dx1.p, t, dg, dg + d, AMP_F32, 0, rows, d,
-                                  &e) == AMP_OK);
+    CHECK(amp_layer_norm_backward(amp_ref_of(dy.p, other), amp_ref_of(x.p, t),
+        amp_ref_of(g, other), 0.0f, mean, inv, amp_ref_of(dx1.p, t), amp_f32(dg), amp_f32(dg + d),
+        0, rows, d, &e) == AMP_OK);
     check_columns(&dy, &x, mean, inv, rows, d, dg, dg + d);
     CHECK(same(&dx, &dx1));
     for (i = 0; i < e.workspace_size; i++) touched |= ((unsigned char*)e.workspace)[i] != 0x55;
@@ -613,16 +653,19 @@ static void check_norm(amp_dtype t, amp_dtype other, size_t rows, size_t d, size
     free(e.workspace);
     for (i = 0; i < rows; i++) {
         float* m = (float*)stats1.p + i;
-        amp_layer_norm_forward(element(&x, i * d), t, g, b, other, 0, m, m + rows, element(&y1, i * d), other, 1, d,
-                               NULL);
-        amp_layer_norm_backward(element(&dy, i * d), other, element(&x, i * d), t, g, other, m, m + rows,
-                                element(&dx1, i * d), t, NULL, NULL, AMP_F32, 0, 1, d, NULL);
+        amp_layer_norm_forward(amp_ref_of(element(&x, i * d), t), amp_ref_of(g, other),
+            amp_ref_of(b, other), 0, m, m + rows, amp_ref_of(element(&y1, i * d), other), 1, d,
+            NULL);
+        amp_layer_norm_backward(amp_ref_of(element(&dy, i * d), other),
+            amp_ref_of(element(&x, i * d), t), amp_ref_of(g, other), 0.0f, m, m + rows,
+            amp_ref_of(element(&dx1, i * d), t), AMP_NONE, AMP_NONE, 0, 1, d, NULL);
     }
     CHECK(same(&y, &y1));
     CHECK(same(&stats, &stats1));
     CHECK(same(&dx, &dx1));
-    CHECK(amp_layer_norm_backward(dy.p, other, x.p, t, g, other, mean, inv, dx1.p, t, NULL, NULL, AMP_F32, 0, rows, d,
-                                  NULL) == AMP_OK);
+    CHECK(amp_layer_norm_backward(amp_ref_of(dy.p, other), amp_ref_of(x.p, t),
+        amp_ref_of(g, other), 0.0f, mean, inv, amp_ref_of(dx1.p, t), AMP_NONE, AMP_NONE, 0, rows,
+        d, NULL) == AMP_OK);
     CHECK(same(&dx, &dx1));
     finish(&x); finish(&dy); finish(&y); finish(&y1); finish(&dx); finish(&dx1); finish(&stats); finish(&stats1);
     finish(&sums); finish(&gamma); finish(&beta);
@@ -676,7 +719,7 @@ static void test_log(void) {
         double want = log((double)k);
         int e;
         frexp(want, &e);
-        amp_softmax_cross_entropy_forward(x, AMP_F32, &label, 0, &loss, 1, k, NULL);
+        amp_softmax_cross_entropy_forward(amp_f32(x), &label, NULL, &loss, 1, k, NULL);
         CHECK_MSG(fabs((double)loss - want) <= 0.98 * ldexp(1, e - 24), "log(%lu) = %.9g", (unsigned long)k,
                   (double)loss);
     }
@@ -688,7 +731,7 @@ static void test_log1p(void) {
     for (i = 0; i < 20000; i++) {
         float x = (float)i * -0.004f, zero = 0, loss = -1;
         double want = log1p(exp((double)x));
-        amp_bce_with_logits_forward(&x, AMP_F32, &zero, AMP_F32, &loss, 1, NULL);
+        amp_bce_with_logits_forward(amp_f32(&x), amp_f32(&zero), &loss, 1, NULL);
         CHECK_MSG(fabs((double)loss - want) <= 4.2 * u * want, "log1p(exp(%g)) = %.9g, not %.12g",
                   (double)x, (double)loss, want);
     }
@@ -696,31 +739,35 @@ static void test_log1p(void) {
 /* The gradient of the reference, by differences, and the loss scale where it overflows and where it is
    small. */
 static void test_loss_gradient(void) {
-    float x[4] = { 0.5f, -1.25f, 2.0f, 0.125f }, dx[4], up, down, h = 0.0078125f, scale = 65536, loss;
+    float x[4] = { 0.5f, -1.25f, 2.0f, 0.125f }, dx[4] = { 0 }, up, down, h = 0.0078125f, scale = 65536, loss;
     unsigned inf_bits = 0x7f800000u;
     amp_half hx[4];
     int32_t label = 1;
     int i;
-    amp_softmax_cross_entropy_backward(x, AMP_F32, &label, 0.25f, NULL, 1, dx, AMP_F32, 1, 4, NULL);
+    amp_softmax_cross_entropy_backward(amp_f32(x), &label, smoothed(0.25f), NULL, 1, amp_f32(dx), 1, 4, NULL);
     for (i = 0; i < 4;
          i++) { /* central difference: h^2/6 * |f'''| (< 1/8) and two losses' roundings over 2h */
         float v = x[i];
-        x[i] = v + h; amp_softmax_cross_entropy_forward(x, AMP_F32, &label, 0.25f, &up, 1, 4, NULL);
-        x[i] = v - h; amp_softmax_cross_entropy_forward(x, AMP_F32, &label, 0.25f, &down, 1, 4, NULL);
+        x[i] = v + h; amp_softmax_cross_entropy_forward(amp_f32(x), &label, smoothed(0.25f), &up, 1, 4, NULL);
+        x[i] = v - h; amp_softmax_cross_entropy_forward(amp_f32(x), &label, smoothed(0.25f), &down, 1, 4,
+            NULL);
         x[i] = v;
         CHECK(fabs((double)(up - down) / (2 * (double)h) - (double)dx[i])
               < (double)(h * h) / 48 + 16 * u / (double)h);
     }
-    amp_softmax_cross_entropy_backward(x, AMP_F32, &label, 0, &scale, 1, hx, AMP_F16, 1, 4, NULL);
-    CHECK(amp_is_finite(&hx[0], AMP_F16) && amp_is_finite(&hx[3], AMP_F16));
+    amp_softmax_cross_entropy_backward(amp_f32(x), &label, NULL, &scale, 1, amp_f16(hx), 1, 4,
+        NULL);
+    CHECK(amp_is_finite(amp_f16(&hx[0])) && amp_is_finite(amp_f16(&hx[3])));
     scale = 65536 * 2;
-    amp_softmax_cross_entropy_backward(x, AMP_F32, &label, 0, &scale, 1, hx, AMP_F16, 1, 4, NULL);
-    CHECK(amp_is_inf(&hx[1], AMP_F16) && amp_is_inf(&hx[2], AMP_F16));
+    amp_softmax_cross_entropy_backward(amp_f32(x), &label, NULL, &scale, 1, amp_f16(hx), 1, 4,
+        NULL);
+    CHECK(amp_is_inf(amp_f16(&hx[1])) && amp_is_inf(amp_f16(&hx[2])));
     memcpy(&scale, &inf_bits, 4);
-    amp_softmax_cross_entropy_backward(x, AMP_F32, &label, 0, &scale, 1, dx, AMP_F32, 1, 4, NULL);
-    for (i = 0; i < 4; i++) CHECK(!amp_is_finite(&dx[i], AMP_F32));
+    amp_softmax_cross_entropy_backward(amp_f32(x), &label, NULL, &scale, 1, amp_f32(dx), 1, 4,
+        NULL);
+    for (i = 0; i < 4; i++) CHECK(!amp_is_finite(amp_f32(&dx[i])));
     x[2] = 1e30f;
-    amp_softmax_cross_entropy_forward(x, AMP_F32, &label, 0, &loss, 1, 4, NULL);
+    amp_softmax_cross_entropy_forward(amp_f32(x), &label, NULL, &loss, 1, 4, NULL);
     CHECK(loss == 1e30f);
 }
 
@@ -742,13 +789,16 @@ static void test_element_losses(void) {
                     double total = 0, size = 0, c = 512 / (double)n;
                     for (i = 0; bce && i < n; i++) put(&t, i, fmin(1, fabs(get(&t, i))));
                     if (bce) {
-                        CHECK(amp_bce_with_logits_forward(x.p, x.t, t.p, t.t, l, n, NULL) == AMP_OK);
-                        CHECK(amp_bce_with_logits_backward(x.p, x.t, t.p, t.t, &scale, 0.5f, dx.p, dx.t, n,
-                                                           NULL)
+                        CHECK(amp_bce_with_logits_forward(amp_ref_of(x.p, x.t),
+                            amp_ref_of(t.p, t.t), l, n, NULL) == AMP_OK);
+                        CHECK(amp_bce_with_logits_backward(amp_ref_of(x.p, x.t),
+                            amp_ref_of(t.p, t.t), &scale, 0.5f, amp_ref_of(dx.p, dx.t), n, NULL)
                               == AMP_OK);
                     } else {
-                        CHECK(amp_mse_forward(x.p, x.t, t.p, t.t, l, n, NULL) == AMP_OK);
-                        CHECK(amp_mse_backward(x.p, x.t, t.p, t.t, &scale, 0.5f, dx.p, dx.t, n, NULL)
+                        CHECK(amp_mse_forward(amp_ref_of(x.p, x.t), amp_ref_of(t.p, t.t), l, n,
+                            NULL) == AMP_OK);
+                        CHECK(amp_mse_backward(amp_ref_of(x.p, x.t), amp_ref_of(t.p, t.t), &scale,
+                            0.5f, amp_ref_of(dx.p, dx.t), n, NULL)
                               == AMP_OK);
                     }
                     for (i = 0; i < n; i++) {
@@ -779,7 +829,8 @@ static void test_dropout(void) {
                     /* o == 3: p is the first element's own number, which is not below p */
                     float p = o == 2 ? 0.0f : o == 3 ? amp_random_uniform(77, offsets[o]) : 0.3f;
                     buffer x = random_buffer(TYPES[a], sizes[s], 1), y = make(TYPES[b], sizes[s]);
-                    CHECK(amp_dropout_forward(x.p, x.t, y.p, y.t, x.n, p, 77, offsets[o], NULL) == AMP_OK);
+                    CHECK(amp_dropout_forward(amp_ref_of(x.p, x.t), amp_ref_of(y.p, y.t), x.n, p,
+                        77, offsets[o], NULL) == AMP_OK);
                     for (i = 0; i < x.n; i++) {
                         int dropped = amp_random_uniform(77, offsets[o] + i) < p;
                         if (dropped) CHECK(get(&y, i) == 0 && !signbit(get(&y, i)));
@@ -788,7 +839,8 @@ static void test_dropout(void) {
                                   3 * u * fabs(get(&x, i))); /* 1-p, inverse, product */
                     }
                     if (a == b) {
-                        amp_dropout_forward(x.p, x.t, x.p, x.t, x.n, p, 77, offsets[o], NULL);
+                        amp_dropout_forward(amp_ref_of(x.p, x.t), amp_ref_of(x.p, x.t), x.n, p,
+                            77, offsets[o], NULL);
                         CHECK(memcmp(x.p, y.p, x.n * amp_dtype_size(x.t)) == 0);
                     }
                     finish(&x); finish(&y);
@@ -805,11 +857,13 @@ static void test_add(void) {
                 for (s = 0; s < SIZES; s++) {
                     buffer x = random_buffer(TYPES[a], sizes[s], 5),
                            z = random_buffer(TYPES[b], sizes[s], 1), y = make(TYPES[c], sizes[s]);
-                    CHECK(amp_add_forward(x.p, x.t, z.p, z.t, y.p, y.t, y.n, NULL) == AMP_OK);
+                    CHECK(amp_add_forward(amp_ref_of(x.p, x.t), amp_ref_of(z.p, z.t),
+                        amp_ref_of(y.p, y.t), y.n, NULL) == AMP_OK);
                     for (i = 0; i < y.n; i++)
                         CLOSE(y, i, get(&x, i) + get(&z, i), c ? u * fabs(get(&x, i) + get(&z, i)) : 0);
                     if (a == c) {
-                        amp_add_forward(x.p, x.t, z.p, z.t, x.p, x.t, y.n, NULL);
+                        amp_add_forward(amp_ref_of(x.p, x.t), amp_ref_of(z.p, z.t),
+                            amp_ref_of(x.p, x.t), y.n, NULL);
                         CHECK(memcmp(x.p, y.p, y.n * amp_dtype_size(y.t)) == 0);
                     }
                     finish(&x); finish(&z); finish(&y);
@@ -826,11 +880,15 @@ static void operate(int which, const void* a, amp_dtype t, const buffer* b, void
     amp_result r;
     memset(&exec, 0, sizeof exec);
     exec.workspace = workspace; exec.workspace_size = sizeof workspace;
-    if (which < 5) r = amp_activation_forward(f, a, t, y, yt, b->n, &exec);
-    else if (which < 10) r = amp_activation_backward(f, a, t, b->p, b->t, y, yt, b->n, &exec);
-    else if (which == 10) r = amp_add_forward(a, t, b->p, b->t, y, yt, b->n, NULL);
-    else if (which == 11) r = amp_mse_backward(a, t, b->p, b->t, NULL, 9, y, yt, b->n, NULL);
-    else r = amp_bce_with_logits_backward(a, t, b->p, b->t, NULL, 9, y, yt, b->n, NULL);
+    if (which < 5) r = amp_activation_forward(f, amp_ref_of(a, t), amp_ref_of(y, yt), b->n, &exec);
+    else if (which < 10) r = amp_activation_backward(f, amp_ref_of(a, t), amp_ref_of(b->p, b->t),
+        amp_ref_of(y, yt), 0, b->n, &exec);
+    else if (which == 10) r = amp_add_forward(amp_ref_of(a, t), amp_ref_of(b->p, b->t),
+        amp_ref_of(y, yt), b->n, NULL);
+    else if (which == 11) r = amp_mse_backward(amp_ref_of(a, t), amp_ref_of(b->p, b->t), NULL, 9,
+        amp_ref_of(y, yt), b->n, NULL);
+    else r = amp_bce_with_logits_backward(amp_ref_of(a, t), amp_ref_of(b->p, b->t), NULL, 9,
+        amp_ref_of(y, yt), b->n, NULL);
     CHECK(r == AMP_OK);
 }
 static void check_away(int which, amp_dtype t, amp_dtype yt, size_t n, size_t step) {
@@ -883,14 +941,17 @@ static void test_concat(void) {
                        before = make(TYPES[b], 3 * total);
                 buffer back = random_buffer(TYPES[a], 3 * d, 1);
                 memcpy(before.p, y.p, y.n * amp_dtype_size(y.t));
-                CHECK(amp_concat_forward(x.p, x.t, d, y.p, y.t, total, 2, 3, NULL) == AMP_OK);
+                CHECK(amp_concat_forward(amp_ref_of(x.p, x.t), d, amp_ref_of(y.p, y.t), total, 2,
+                    3, NULL) == AMP_OK);
                 for (r = 0; r < 3; r++)
                     for (i = 0; i < total; i++) {
                         if (i >= 2 && i < 2 + d) CLOSE(y, r * total + i, get(&x, r * d + i - 2), 0.0);
                         else CHECK(get(&y, r * total + i) == get(&before, r * total + i));
                     }
-                CHECK(amp_concat_backward(y.p, y.t, total, 2, back.p, back.t, d, 3, 0, NULL) == AMP_OK);
-                CHECK(amp_concat_backward(y.p, y.t, total, 2, back.p, back.t, d, 3, 1, NULL) == AMP_OK);
+                CHECK(amp_concat_backward(amp_ref_of(y.p, y.t), total, 2,
+                    amp_ref_of(back.p, back.t), d, 3, 0, NULL) == AMP_OK);
+                CHECK(amp_concat_backward(amp_ref_of(y.p, y.t), total, 2,
+                    amp_ref_of(back.p, back.t), d, 3, AMP_ACCUMULATE_INPUT, NULL) == AMP_OK);
                 for (r = 0; r < 3; r++)
                     for (i = 0; i < d;
                          i++) { /* rounded when it was taken out, and when it was added again */
@@ -932,14 +993,16 @@ static void check_batch_norm(amp_dtype t, amp_dtype pt, int n, int c, int s, dou
         buffer m0 = make(AMP_F32, C), v0 = make(AMP_F32, C), g0 = make(pt, C), b0 = make(pt, C);
         memcpy(m0.p, rm.p, C * 4); memcpy(v0.p, rv.p, C * 4);
         memcpy(g0.p, dg.p, C * amp_dtype_size(pt)); memcpy(b0.p, db.p, C * amp_dtype_size(pt));
-        CHECK(amp_batch_norm_forward(&shape, 1, x.p, t, gamma.p, beta.p, pt, (float*)rm.p, (float*)rv.p,
-                                     (float*)mean.p, (float*)inv.p, y.p, t, NULL)
+        CHECK(amp_batch_norm_forward(&shape, 1, amp_ref_of(x.p, t), amp_ref_of(gamma.p, pt),
+            amp_ref_of(beta.p, pt), (float*)rm.p, (float*)rv.p, (float*)mean.p, (float*)inv.p,
+            amp_ref_of(y.p, t), NULL)
               == AMP_OK);
-        CHECK(amp_batch_norm_forward(&shape, 0, x.p, t, gamma.p, beta.p, pt, (float*)rm.p, (float*)rv.p,
-                                     NULL, NULL, e.p, AMP_F32, NULL)
+        CHECK(amp_batch_norm_forward(&shape, 0, amp_ref_of(x.p, t), amp_ref_of(gamma.p, pt),
+            amp_ref_of(beta.p, pt), (float*)rm.p, (float*)rv.p, NULL, NULL, amp_f32(e.p), NULL)
               == AMP_OK);
-        CHECK(amp_batch_norm_backward(&shape, dy.p, t, x.p, t, gamma.p, pt, (float*)mean.p, (float*)inv.p,
-                                      dx.p, t, dg.p, db.p, pt, 1, NULL)
+        CHECK(amp_batch_norm_backward(&shape, amp_ref_of(dy.p, t), amp_ref_of(x.p, t),
+            amp_ref_of(gamma.p, pt), (float*)mean.p, (float*)inv.p, amp_ref_of(dx.p, t),
+            amp_ref_of(dg.p, pt), amp_ref_of(db.p, pt), 1, NULL)
               == AMP_OK);
         for (ch = 0; ch < C; ch++) {
             norm q;
@@ -977,8 +1040,9 @@ static void check_batch_norm(amp_dtype t, amp_dtype pt, int n, int c, int s, dou
             }
         }
         if (t == AMP_F32) {
-            CHECK(amp_batch_norm_backward(&shape, dy.p, t, x.p, t, gamma.p, pt, (float*)mean.p,
-                                          (float*)inv.p, dy.p, t, NULL, NULL, pt, 0, NULL)
+            CHECK(amp_batch_norm_backward(&shape, amp_ref_of(dy.p, t), amp_ref_of(x.p, t),
+                amp_ref_of(gamma.p, pt), (float*)mean.p, (float*)inv.p, amp_ref_of(dy.p, t),
+                AMP_NONE, AMP_NONE, 0, NULL)
                   == AMP_OK);
             CHECK(memcmp(dx.p, dy.p, count * 4) == 0);
         }
@@ -1023,15 +1087,18 @@ static void test_batch_norm_overflow(void) {
     for (i = 0; i < 2 * 20 * 9; i++) x[i] = test_uniform();
     for (k = 0; k < 3; k++) {
         for (c = 0; c < 20; c++) { mean[c] = want_mean[c] = 0.25f; var[c] = want_var[c] = 2; }
-        CHECK(amp_batch_norm_forward(&shape, 1, x, AMP_F32, NULL, NULL, AMP_F32, want_mean, want_var, m, s, y, AMP_F32, NULL)
+        CHECK(amp_batch_norm_forward(&shape, 1, amp_f32(x), AMP_NONE, AMP_NONE, want_mean,
+            want_var, m, s, amp_f32(y), NULL)
               == AMP_OK);
         CHECK(want_mean[1] != 0.25f && want_var[1] != 2);
         want_mean[1] = 0.25f; want_var[1] = 2;
         if (k < 2) x[9 + 4] = bad[k];
         else memcpy(&x[9 + 4], &nan_bits, sizeof nan_bits);
-        CHECK(amp_batch_norm_forward(&shape, 1, x, AMP_F32, NULL, NULL, AMP_F32, mean, var, m, s, y, AMP_F32, NULL) == AMP_OK);
+        CHECK(amp_batch_norm_forward(&shape, 1, amp_f32(x), AMP_NONE, AMP_NONE, mean, var, m, s,
+            amp_f32(y), NULL) == AMP_OK);
         CHECK(memcmp(mean, want_mean, sizeof mean) == 0 && memcmp(var, want_var, sizeof var) == 0);
-        CHECK(amp_batch_norm_forward(&shape, 1, x, AMP_F32, NULL, NULL, AMP_F32, NULL, var, m, s, y, AMP_F32, NULL) == AMP_OK);
+        CHECK(amp_batch_norm_forward(&shape, 1, amp_f32(x), AMP_NONE, AMP_NONE, NULL, var, m, s,
+            amp_f32(y), NULL) == AMP_OK);
         CHECK(var[1] == 2 && var[0] != want_var[0]);
         x[9 + 4] = 0.5f;
     }
@@ -1054,15 +1121,19 @@ static void check_frozen_norm(amp_dtype xt, amp_dtype t, amp_dtype pt, int n, in
     shape.n = n; shape.channels = c; shape.spatial = s; shape.momentum = 0.25f;
     for (i = 0; i < C; i++) put(&rv, i, fabs(get(&rv, i)) + 0.1);
     memcpy(m0.p, R, C * 4); memcpy(v0.p, V, C * 4); memcpy(g1.p, dg.p, pb); memcpy(b1.p, db.p, pb);
-    CHECK(amp_batch_norm_forward(&shape, 0, x.p, xt, gamma.p, beta.p, pt, R, V, M, I, y1.p, xt, NULL) == AMP_OK);
+    CHECK(amp_batch_norm_forward(&shape, 0, amp_ref_of(x.p, xt), amp_ref_of(gamma.p, pt),
+        amp_ref_of(beta.p, pt), R, V, M, I, amp_ref_of(y1.p, xt), NULL) == AMP_OK);
     for (i = 0; i < C; i++) CHECK(get(&mean, i) == get(&m0, i));
     if (n * s > 1)
-        CHECK(amp_batch_norm_backward(&shape, dy.p, t, x.p, xt, gamma.p, pt, M, I, NULL, t, g1.p, b1.p, pt, 1, NULL)
+        CHECK(amp_batch_norm_backward(&shape, amp_ref_of(dy.p, t), amp_ref_of(x.p, xt),
+            amp_ref_of(gamma.p, pt), M, I, AMP_NONE, amp_ref_of(g1.p, pt), amp_ref_of(b1.p, pt),
+            1, NULL)
               == AMP_OK);
     shape.frozen = 1;
     for (k = 0; k < 2; k++) {
         memset(M, 1, C * 4); memset(I, 1, C * 4);
-        CHECK(amp_batch_norm_forward(&shape, k, x.p, xt, gamma.p, beta.p, pt, R, V, M, I, y.p, xt, NULL) == AMP_OK);
+        CHECK(amp_batch_norm_forward(&shape, k, amp_ref_of(x.p, xt), amp_ref_of(gamma.p, pt),
+            amp_ref_of(beta.p, pt), R, V, M, I, amp_ref_of(y.p, xt), NULL) == AMP_OK);
         CHECK(memcmp(y.p, y1.p, count * amp_dtype_size(xt)) == 0 && memcmp(M, m0.p, C * 4) == 0);
         CHECK(memcmp(R, m0.p, C * 4) == 0 && memcmp(V, v0.p, C * 4) == 0);
     }
@@ -1071,10 +1142,13 @@ static void check_frozen_norm(amp_dtype xt, amp_dtype t, amp_dtype pt, int n, in
         float factor = (float)get(&gamma, ch) * I[ch];
         put(&want, i, (double)((float)get(&dy, i) * factor));
     }
-    CHECK(amp_batch_norm_backward(&shape, dy.p, t, x.p, xt, gamma.p, pt, M, I, dx.p, t, dg.p, db.p, pt, 1, NULL) == AMP_OK);
+    CHECK(amp_batch_norm_backward(&shape, amp_ref_of(dy.p, t), amp_ref_of(x.p, xt),
+        amp_ref_of(gamma.p, pt), M, I, amp_ref_of(dx.p, t), amp_ref_of(dg.p, pt),
+        amp_ref_of(db.p, pt), 1, NULL) == AMP_OK);
     CHECK_MSG(memcmp(dx.p, want.p, bytes) == 0, "%dx%dx%d %s", n, c, s, amp_dtype_name(t));
     if (n * s > 1) CHECK(memcmp(dg.p, g1.p, pb) == 0 && memcmp(db.p, b1.p, pb) == 0);
-    CHECK(amp_batch_norm_backward(&shape, dy.p, t, x.p, xt, gamma.p, pt, M, I, dy.p, t, NULL, NULL, pt, 0, NULL) == AMP_OK);
+    CHECK(amp_batch_norm_backward(&shape, amp_ref_of(dy.p, t), amp_ref_of(x.p, xt),
+        amp_ref_of(gamma.p, pt), M, I, amp_ref_of(dy.p, t), AMP_NONE, AMP_NONE, 0, NULL) == AMP_OK);
     CHECK(memcmp(dy.p, want.p, bytes) == 0);
     dy.p = dy.block + GUARD;
     finish(&x); finish(&dy); finish(&y); finish(&y1); finish(&gamma); finish(&beta); finish(&rm); finish(&rv);
@@ -1119,15 +1193,17 @@ static void check_norm_rows(amp_dtype t, int n, int c, int s, int frozen, int fa
         for (k = 0; k < 2; k++) {
             float *mean = (float*)saved[k].p, *to = (float*)sums[k].p, *run = (float*)running.p;
             if (pass == 0)
-                CHECK(amp_batch_norm_forward(&shape, 1, x.p, t, gamma.p, beta.p, AMP_F32, frozen ? run : NULL,
-                                             frozen ? run + C : NULL, mean, mean + C, y[k].p, k ? other : t, NULL)
+                CHECK(amp_batch_norm_forward(&shape, 1, amp_ref_of(x.p, t), amp_f32(gamma.p),
+                    amp_f32(beta.p), frozen ? run : NULL, frozen ? run + C : NULL, mean, mean + C,
+                    amp_ref_of(y[k].p, k ? other : t), NULL)
                       == AMP_OK);
             else
-                CHECK(amp_batch_norm_backward(&shape, dy.p, t, x.p, t, gamma.p, AMP_F32, mean, mean + C, y[k].p,
-                                              k ? other : t, to, to + C, AMP_F32, 0, NULL) == AMP_OK);
+                CHECK(amp_batch_norm_backward(&shape, amp_ref_of(dy.p, t), amp_ref_of(x.p, t),
+                    amp_f32(gamma.p), mean, mean + C, amp_ref_of(y[k].p, k ? other : t),
+                    amp_f32(to), amp_f32(to + C), 0, NULL) == AMP_OK);
         }
         k = t == AMP_F32;                          /* the one that has the lower type already */
-        CHECK(amp_convert(got.p, low, y[!k].p, k ? t : other, count) == AMP_OK);
+        CHECK(amp_convert(amp_ref_of(got.p, low), amp_ref_of(y[!k].p, k ? t : other), count) == AMP_OK);
         CHECK_MSG(memcmp(got.p, y[k].p, bytes) == 0, "%dx%dx%d %s, pass %d", n, c, s, amp_dtype_name(t), pass);
     }
     CHECK_MSG(memcmp(saved[0].p, saved[1].p, 8 * C) == 0, "%dx%dx%d %s", n, c, s, amp_dtype_name(t));
@@ -1169,8 +1245,8 @@ static void check_norm_pivot(amp_dtype t, int n, int c, int s) {
     memset(&shape, 0, sizeof shape);
     shape.n = n; shape.channels = c; shape.spatial = s;
     for (ch = 0; ch < C; ch++) for (i = 0; i < S && i < 16; i++) put(&x, ch * S + i, -3000 + 17.3 * get(&x, ch * S + i));
-    CHECK(amp_batch_norm_forward(&shape, 1, x.p, t, NULL, NULL, AMP_F32, NULL, NULL, (float*)mean.p, (float*)inv.p, y.p,
-                                 t, NULL) == AMP_OK);
+    CHECK(amp_batch_norm_forward(&shape, 1, amp_ref_of(x.p, t), AMP_NONE, AMP_NONE, NULL, NULL,
+        (float*)mean.p, (float*)inv.p, amp_ref_of(y.p, t), NULL) == AMP_OK);
     for (ch = 0; ch < C; ch++) {
         const double m = (double)n * (double)s, pivot = pivot_of(&x, ch, S);
         double average = 0, var = 0, off;
@@ -1185,8 +1261,8 @@ static void check_norm_pivot(amp_dtype t, int n, int c, int s) {
                   "%dx%dx%d %s: 1/sigma %.9g, not %.9g", n, c, s, amp_dtype_name(t), get(&inv, ch), 1 / sqrt(var + 1e-5));
     }
     for (i = 0; i < size; i++) put(&x, i, 777.77 * (1 + (double)(i / S % C)));
-    CHECK(amp_batch_norm_forward(&shape, 1, x.p, t, NULL, NULL, AMP_F32, NULL, NULL, (float*)mean.p, (float*)inv.p, y.p,
-                                 t, NULL) == AMP_OK);
+    CHECK(amp_batch_norm_forward(&shape, 1, amp_ref_of(x.p, t), AMP_NONE, AMP_NONE, NULL, NULL,
+        (float*)mean.p, (float*)inv.p, amp_ref_of(y.p, t), NULL) == AMP_OK);
     for (ch = 0; ch < C; ch++)
         CHECK(get(&mean, ch) == get(&x, ch * S) && get(&inv, ch) == (double)(float)(1 / sqrt((double)1e-5f)));
     finish(&x); finish(&y); finish(&mean); finish(&inv);
@@ -1209,21 +1285,23 @@ static void test_norm_overflow(void) {
         buffer x = make(TYPES[t], size), y = make(TYPES[t], size), mean = make(AMP_F32, 8), inv = make(AMP_F32, 8);
         for (d = 0; d < size; d++) put(&x, d, d / 8 % 4 == 3 ? -3e38 : 3e38);
         for (d = 64; d <= 800; d += 736) {
-            CHECK(amp_layer_norm_forward(x.p, TYPES[t], NULL, NULL, AMP_F32, 0, (float*)mean.p, (float*)inv.p, y.p,
-                                         TYPES[t], 8, d, NULL) == AMP_OK);
+            CHECK(amp_layer_norm_forward(amp_ref_of(x.p, TYPES[t]), AMP_NONE, AMP_NONE, 0,
+                (float*)mean.p, (float*)inv.p, amp_ref_of(y.p, TYPES[t]), 8, d, NULL) == AMP_OK);
             for (i = 0; i < 8; i++)
                 CHECK(fabs(get(&mean, (size_t)i) / 1.5e38 - 1) < 0.01 && get(&inv, (size_t)i) == 0);
         }
         for (k = 0; k < 2; k++) {
-            CHECK(amp_batch_norm_forward(&shapes[k], 1, x.p, TYPES[t], NULL, NULL, AMP_F32, NULL, NULL, (float*)mean.p,
-                                         (float*)inv.p, y.p, TYPES[t], NULL) == AMP_OK);
+            CHECK(amp_batch_norm_forward(&shapes[k], 1, amp_ref_of(x.p, TYPES[t]), AMP_NONE,
+                AMP_NONE, NULL, NULL, (float*)mean.p, (float*)inv.p, amp_ref_of(y.p, TYPES[t]),
+                NULL) == AMP_OK);
             for (i = 0; i < shapes[k].channels; i++)      /* a quarter of the values are -v, the others v */
                 CHECK(fabs(get(&inv, (size_t)i) * get(&x, 0) * sqrt(0.75) - 1) < 1e-6);
         }
         for (d = 0; d < size; d++) put(&x, d, 3e38);          /* squares that cancel, but not below zero */
         for (k = 0; k < 3; k++) {
-            CHECK(amp_batch_norm_forward(&shapes[k], 1, x.p, TYPES[t], NULL, NULL, AMP_F32, NULL, NULL, (float*)mean.p,
-                                         (float*)inv.p, y.p, TYPES[t], NULL) == AMP_OK);
+            CHECK(amp_batch_norm_forward(&shapes[k], 1, amp_ref_of(x.p, TYPES[t]), AMP_NONE,
+                AMP_NONE, NULL, NULL, (float*)mean.p, (float*)inv.p, amp_ref_of(y.p, TYPES[t]),
+                NULL) == AMP_OK);
             for (i = 0; i < shapes[k].channels; i++) CHECK(get(&mean, (size_t)i) == get(&x, 0) && get(&inv, (size_t)i) > 0);
         }
         finish(&x); finish(&y); finish(&mean); finish(&inv);
@@ -1242,10 +1320,12 @@ static void check_layer_norm(amp_dtype t, amp_dtype pt, size_t rows, size_t d, d
     size_t r, i;
     for (i = 0; i < rows * d; i++) put(&x, i, get(&x, i) + offset);
     CHECK(
-        amp_layer_norm_forward(x.p, t, gp, bp, pt, 0, (float*)mean.p, (float*)inv.p, y.p, t, rows, d, NULL)
+        amp_layer_norm_forward(amp_ref_of(x.p, t), amp_ref_of(gp, pt), amp_ref_of(bp, pt), 0,
+            (float*)mean.p, (float*)inv.p, amp_ref_of(y.p, t), rows, d, NULL)
         == AMP_OK);
-    CHECK(amp_layer_norm_backward(dy.p, t, x.p, t, gp, pt, (float*)mean.p, (float*)inv.p, dx.p, t, dg.p,
-                                  db.p, pt, 0, rows, d, NULL)
+    CHECK(amp_layer_norm_backward(amp_ref_of(dy.p, t), amp_ref_of(x.p, t), amp_ref_of(gp, pt),
+        0.0f, (float*)mean.p, (float*)inv.p, amp_ref_of(dx.p, t), amp_ref_of(dg.p, pt),
+        amp_ref_of(db.p, pt), 0, rows, d, NULL)
           == AMP_OK);
     for (r = 0; r < rows; r++) {
         norm q;
@@ -1279,8 +1359,9 @@ static void check_layer_norm(amp_dtype t, amp_dtype pt, size_t rows, size_t d, d
     }
     /* The same gradient once more, added to itself: twice as much, where that is not rounded. */
     for (i = 0; i < d; i++) sums[i] = get(&dg, i);
-    CHECK(amp_layer_norm_backward(dy.p, t, x.p, t, gp, pt, (float*)mean.p, (float*)inv.p, NULL, t, dg.p, db.p, pt, 1, rows,
-                                  d, NULL) == AMP_OK);
+    CHECK(amp_layer_norm_backward(amp_ref_of(dy.p, t), amp_ref_of(x.p, t), amp_ref_of(gp, pt),
+        0.0f, (float*)mean.p, (float*)inv.p, AMP_NONE, amp_ref_of(dg.p, pt), amp_ref_of(db.p, pt),
+        1, rows, d, NULL) == AMP_OK);
     for (i = 0; i < d && pt == AMP_F32; i++) CHECK(get(&dg, i) == 2 * sums[i]);
     free(sums);
     finish(&x);
@@ -1310,12 +1391,14 @@ static amp_result norm_backward(const norm_call* v, void* dx, amp_dtype dxt, voi
                                 const amp_exec* e) {
     amp_batch_norm_shape s;
     if (v->spatial == 0)
-        return amp_layer_norm_backward(v->dy->p, v->dy->t, v->x->p, v->x->t, v->gamma->p, AMP_F32, v->mean, v->inv, dx, dxt,
-                                       dg, db, AMP_F32, accumulate, v->rows, v->d, e);
+        return amp_layer_norm_backward(amp_ref_of(v->dy->p, v->dy->t),
+            amp_ref_of(v->x->p, v->x->t), amp_f32(v->gamma->p), 0.0f, v->mean, v->inv,
+            amp_ref_of(dx, dxt), amp_f32(dg), amp_f32(db), accumulate, v->rows, v->d, e);
     memset(&s, 0, sizeof s);
     s.n = (int)v->rows; s.channels = (int)v->d; s.spatial = v->spatial; s.frozen = v->frozen;
-    return amp_batch_norm_backward(&s, v->dy->p, v->dy->t, v->x->p, v->x->t, v->gamma->p, AMP_F32, v->mean, v->inv, dx, dxt,
-                                   dg, db, AMP_F32, accumulate, e);
+    return amp_batch_norm_backward(&s, amp_ref_of(v->dy->p, v->dy->t),
+        amp_ref_of(v->x->p, v->x->t), amp_f32(v->gamma->p), v->mean, v->inv, amp_ref_of(dx, dxt),
+        amp_f32(dg), amp_f32(db), accumulate, e);
 }
 static void check_added_norm(amp_dtype t, amp_dtype dxt, size_t rows, size_t d, int spatial, int frozen) {
     const size_t n = rows * d * (size_t)(spatial ? spatial : 1), few = spatial ? d : rows;
@@ -1381,7 +1464,8 @@ static void check_sum_order(amp_dtype t, size_t rows, size_t d) {
     buffer x = make(t, rows * d), y = make(t, rows * d), mean = make(AMP_F32, rows);
     size_t r, i;
     for (r = 0; r < rows; r++) cancelling(&x, r * d, d);
-    CHECK(amp_layer_norm_forward(x.p, t, NULL, NULL, AMP_F32, 0, (float*)mean.p, NULL, y.p, t, rows, d, NULL)
+    CHECK(amp_layer_norm_forward(amp_ref_of(x.p, t), AMP_NONE, AMP_NONE, 0, (float*)mean.p, NULL,
+        amp_ref_of(y.p, t), rows, d, NULL)
           == AMP_OK);
     for (r = 0; r < rows; r++) {
         double lanes[16] = { 0 };
@@ -1402,8 +1486,8 @@ static void check_channel_order(amp_dtype t, size_t n, size_t channels, size_t s
     memset(&shape, 0, sizeof shape);
     shape.n = (int)n; shape.channels = (int)channels; shape.spatial = (int)spatial;
     cancelling(&x, 0, size);
-    CHECK(amp_batch_norm_forward(&shape, 1, x.p, t, NULL, NULL, AMP_F32, NULL, NULL, (float*)mean.p, (float*)inv.p, y.p,
-                                 t, NULL) == AMP_OK);
+    CHECK(amp_batch_norm_forward(&shape, 1, amp_ref_of(x.p, t), AMP_NONE, AMP_NONE, NULL, NULL,
+        (float*)mean.p, (float*)inv.p, amp_ref_of(y.p, t), NULL) == AMP_OK);
     for (c = 0; c < channels; c++) {
         const double pivot = t == AMP_F32 ? 0 : pivot_of(&x, c, spatial);
         double lanes[16] = { 0 };
@@ -1448,8 +1532,9 @@ static void check_pool(const amp_pool2d_shape* s, amp_dtype t, amp_dtype yt, int
     x = random_buffer(t, planes * area, 2); dx = make(t, planes * area);
     y = make(yt, planes * (size_t)(oh * ow)); dy = random_buffer(yt, planes * (size_t)(oh * ow), 1);
     for (i = 0; ties && i < x.n; i++) put(&x, i, floor(get(&x, i)) * (i % 3 ? 1.0 : -1.0));    /* -0 among 0 */
-    CHECK(amp_pool2d_forward(s, x.p, t, y.p, yt, NULL) == AMP_OK);
-    CHECK(amp_pool2d_backward(s, dy.p, yt, s->kind == AMP_POOL_MAX ? x.p : NULL, t, dx.p, t, NULL) == AMP_OK);
+    CHECK(amp_pool2d_forward(s, amp_ref_of(x.p, t), amp_ref_of(y.p, yt), NULL) == AMP_OK);
+    CHECK(amp_pool2d_backward(s, amp_ref_of(dy.p, yt),
+        amp_ref_of(s->kind == AMP_POOL_MAX ? x.p : NULL, t), amp_ref_of(dx.p, t), 0, NULL) == AMP_OK);
     for (plane = 0; plane < planes; plane++)
         for (a = 0; a < oh; a++)
             for (b = 0; b < ow; b++) {
@@ -1583,8 +1668,9 @@ static void pool_bits(const amp_pool2d_shape* s, amp_dtype t, int nans) {
     y = make(t, planes * (size_t)(oh * ow)); dy = make(t, y.n);
     fill_bits(&x, nans);
     fill_bits(&dy, s->kind == AMP_POOL_MAX && s->stride_w == s->kernel_w && s->stride_h == s->kernel_h);
-    CHECK(amp_pool2d_forward(s, x.p, t, y.p, t, NULL) == AMP_OK);
-    CHECK(amp_pool2d_backward(s, dy.p, t, x.p, t, dx.p, t, NULL) == AMP_OK);
+    CHECK(amp_pool2d_forward(s, amp_ref_of(x.p, t), amp_ref_of(y.p, t), NULL) == AMP_OK);
+    CHECK(amp_pool2d_backward(s, amp_ref_of(dy.p, t), amp_ref_of(x.p, t), amp_ref_of(dx.p, t), 0,
+        NULL) == AMP_OK);
     finish(&x); finish(&dx); finish(&y); finish(&dy);
 }
 /* Few values, so that windows have many largest ones: -inf everywhere at times, which padding must not beat. */
@@ -1612,11 +1698,14 @@ static void test_pool_groups(void) {
             dy = make(TYPES[t], (size_t)(s.n * s.channels * oh * ow)); y = make(TYPES[t], dy.n);
             fill_bits(&dy, 0);
             fill_few(&x, i);
-            CHECK(amp_pool2d_forward(&s, x.p, TYPES[t], y.p, TYPES[t], NULL) == AMP_OK);
-            CHECK(amp_pool2d_backward(&s, dy.p, TYPES[t], x.p, TYPES[t], dx.p, TYPES[t], NULL) == AMP_OK);
+            CHECK(amp_pool2d_forward(&s, amp_ref_of(x.p, TYPES[t]), amp_ref_of(y.p, TYPES[t]),
+                NULL) == AMP_OK);
+            CHECK(amp_pool2d_backward(&s, amp_ref_of(dy.p, TYPES[t]), amp_ref_of(x.p, TYPES[t]),
+                amp_ref_of(dx.p, TYPES[t]), 0, NULL) == AMP_OK);
             fill_bits(&x, i % 2);
             finish(&dx); dx = make(TYPES[t], x.n);
-            CHECK(amp_pool2d_backward(&s, dy.p, TYPES[t], x.p, TYPES[t], dx.p, TYPES[t], NULL) == AMP_OK);
+            CHECK(amp_pool2d_backward(&s, amp_ref_of(dy.p, TYPES[t]), amp_ref_of(x.p, TYPES[t]),
+                amp_ref_of(dx.p, TYPES[t]), 0, NULL) == AMP_OK);
             finish(&x); finish(&y); finish(&dx); finish(&dy);
         }
 }
@@ -1683,8 +1772,8 @@ static void check_average_order(int channels, int height, int width, int kernel,
     small = oh <= 16 && ow <= 16 && height * width <= 4096;
     x = random_buffer(AMP_F32, (size_t)(channels * height * width), 1); dx = make(AMP_F32, x.n);
     dy = random_buffer(AMP_F32, (size_t)(channels * oh * ow), 1); y = make(AMP_F32, dy.n);
-    CHECK(amp_pool2d_forward(&s, x.p, AMP_F32, y.p, AMP_F32, NULL) == AMP_OK);
-    CHECK(amp_pool2d_backward(&s, dy.p, AMP_F32, NULL, AMP_F32, dx.p, AMP_F32, NULL) == AMP_OK);
+    CHECK(amp_pool2d_forward(&s, amp_f32(x.p), amp_f32(y.p), NULL) == AMP_OK);
+    CHECK(amp_pool2d_backward(&s, amp_f32(dy.p), AMP_NONE, amp_f32(dx.p), 0, NULL) == AMP_OK);
     for (c = 0; c < channels; c++) {
         float* g = (float*)dy.p + c * oh * ow;
         const float count = (float)(kernel * kernel);
@@ -1729,9 +1818,9 @@ static void check_pool_nan(int width) {
     x[width] = 7; memcpy(&x[1], &minus_nan, 4); memcpy(&x[width + 1], &nan_bits, 4);                      /* -inf NaN 7 NaN */
     for (i = 2; i < 4; i++) x[2 * width + i] = x[3 * width + i] = 2;                       /* ties */
     dy[0] = 1; dy[1] = 2; dy[ow] = 3; dy[ow + 1] = 4;
-    CHECK(amp_pool2d_forward(&s, x, AMP_F32, y, AMP_F32, NULL) == AMP_OK);
+    CHECK(amp_pool2d_forward(&s, amp_f32(x), amp_f32(y), NULL) == AMP_OK);
     CHECK(is_nan(y[0]) && memcmp(&y[1], &low, 4) == 0 && memcmp(&y[ow], &low, 4) == 0 && y[ow + 1] == 2);
-    CHECK(amp_pool2d_backward(&s, dy, AMP_F32, x, AMP_F32, dx, AMP_F32, NULL) == AMP_OK);
+    CHECK(amp_pool2d_backward(&s, amp_f32(dy), amp_f32(x), amp_f32(dx), 0, NULL) == AMP_OK);
     for (i = 0; i < 4 * width; i++)
         CHECK(dx[i] == (i == 1 ? 1.0f : i == 2 ? 2.0f : i == 2 * width ? 3.0f : i == 2 * width + 2 ? 4.0f : 0.0f));
 }
@@ -1748,14 +1837,15 @@ static void check_global_pool(int planes, int height, int width, int pad, int ex
     s.kind = AMP_POOL_AVERAGE;
     s.n = 1; s.channels = planes; s.height = height; s.width = width;
     s.kernel_h = height + 2 * pad; s.kernel_w = width + 2 * pad; s.pad_h = s.pad_w = pad; s.exclude_pad = exclude;
-    CHECK(amp_pool2d_forward(&s, x.p, t, y.p, t, NULL) == AMP_OK);
-    CHECK(amp_pool2d_backward(&s, dy.p, t, NULL, t, dx.p, t, NULL) == AMP_OK);
+    CHECK(amp_pool2d_forward(&s, amp_ref_of(x.p, t), amp_ref_of(y.p, t), NULL) == AMP_OK);
+    CHECK(amp_pool2d_backward(&s, amp_ref_of(dy.p, t), AMP_NONE, amp_ref_of(dx.p, t), 0, NULL) == AMP_OK);
     for (i = 0; i < count; i++) {
         float sum = 0.0f, part = 0.0f + (float)get(&dy, i) / divisor;
         for (k = 0; k < n; k++) sum += (float)get(&x, i * n + k);
         sum /= divisor;
-        amp_convert((char*)want.p + i * amp_dtype_size(t), t, &sum, AMP_F32, 1);
-        for (k = 0; k < n; k++) amp_convert((char*)slope.p + (i * n + k) * amp_dtype_size(t), t, &part, AMP_F32, 1);
+        amp_convert(amp_ref_of((char*)want.p + i * amp_dtype_size(t), t), amp_f32(&sum), 1);
+        for (k = 0; k < n; k++) amp_convert(amp_ref_of((char*)slope.p + (i * n + k) * amp_dtype_size(t), t),
+            amp_f32(&part), 1);
     }
     CHECK(same(&y, &want) && same(&dx, &slope));
     finish(&x); finish(&dy); finish(&y); finish(&dx); finish(&want); finish(&slope);
@@ -1828,16 +1918,18 @@ static void test_layer_norm_of_nothing(void) {
                 const float want = accumulate ? -0.0f : 0.0f;
                 size_t d = widths[k], wrong = 0;
                 CHECK(amp_layer_norm_workspace(0, d) == 0);
-                CHECK(amp_layer_norm_forward(NULL, AMP_F16, NULL, NULL, AMP_F32, 0, &mean, &invstd, &y, AMP_F32, 0, d, NULL) == AMP_OK);
+                CHECK(amp_layer_norm_forward(AMP_NONE, AMP_NONE, AMP_NONE, 0, &mean, &invstd,
+                    amp_f32(&y), 0, d, NULL) == AMP_OK);
                 for (i = 0; i <= d; i++) dgamma[i] = dbeta[i] = i < d ? -0.0f : 42;
-                CHECK(amp_layer_norm_backward(NULL, AMP_F16, NULL, AMP_F16, NULL, AMP_F32, NULL, NULL, &dx, AMP_F32, dgamma, dbeta,
-                                              AMP_F32, accumulate, 0, d, with_room ? &e : NULL) == AMP_OK);
+                CHECK(amp_layer_norm_backward(AMP_NONE, AMP_NONE, AMP_NONE, 0.0f, NULL, NULL,
+                    amp_f32(&dx), amp_f32(dgamma), amp_f32(dbeta), accumulate, 0, d,
+                    with_room ? &e : NULL) == AMP_OK);
                 for (i = 0; i < d; i++)
                     wrong += memcmp(&dgamma[i], &want, sizeof want) != 0 || memcmp(&dbeta[i], &want, sizeof want) != 0;
                 CHECK_MSG(wrong == 0 && dgamma[d] == 42 && dbeta[d] == 42, "%d of %d", (int)wrong, (int)d);
             }
-    CHECK(amp_layer_norm_backward(NULL, AMP_F32, NULL, AMP_F32, NULL, AMP_F32, NULL, NULL, &dx, AMP_F32, NULL, NULL, AMP_F32, 0, 0,
-                                  8, NULL) == AMP_OK);
+    CHECK(amp_layer_norm_backward(AMP_NONE, AMP_NONE, AMP_NONE, 0.0f, NULL, NULL, amp_f32(&dx),
+        AMP_NONE, AMP_NONE, 0, 0, 8, NULL) == AMP_OK);
     CHECK(y == 42 && mean == 42 && invstd == 42 && dx == 42);
 }
 
@@ -1857,99 +1949,110 @@ static void test_refusals(void) {
     e.logger = &LISTENER;
     for (i = 0; i < 64; i++) { x[i] = 1; y[i] = 42; }
 
-    REFUSED(amp_activation_forward(AMP_TANH, NULL, AMP_F32, y, AMP_F32, 4, &e), AMP_ERR_ARGUMENT,
+    REFUSED(amp_activation_forward(AMP_TANH, AMP_NONE, amp_f32(y), 4, &e), AMP_ERR_ARGUMENT,
             "x is NULL");
-    REFUSED(amp_activation_forward(AMP_TANH, x, AMP_F64, y, AMP_F32, 4, &e), AMP_ERR_DTYPE, "f64");
-    REFUSED(amp_activation_forward((amp_activation)9, x, AMP_F32, y, AMP_F32, 4, &e), AMP_ERR_DESC, "9");
-    REFUSED(amp_activation_forward(AMP_TANH, x, AMP_F32, y, AMP_F32, huge, &e), AMP_ERR_ARGUMENT, "memory can hold, or a negative size");
-    REFUSED(amp_softmax_forward(x, AMP_F32, y, AMP_F32, huge, huge, &e), AMP_ERR_ARGUMENT, "memory");
-    REFUSED(amp_dropout_forward(x, AMP_F32, y, AMP_F32, 4, 1.0f, 0, 0, &e), AMP_ERR_DESC, "probability 1");
-    REFUSED(amp_dropout_forward(x, AMP_F32, y, AMP_F32, 4, -0.5f, 0, 0, &e), AMP_ERR_DESC, "-0.5");
-    REFUSED(amp_concat_forward(x, AMP_F32, 4, y, AMP_F32, 6, 3, 2, &e), AMP_ERR_SHAPE, "do not fit in 6");
-    REFUSED(amp_concat_forward(x, AMP_F32, 4, y, AMP_F32, 6, (size_t)-1, 2, &e), AMP_ERR_SHAPE, "columns -1..-1+4 do not fit in 6");
-    REFUSED(amp_concat_backward(y, AMP_F32, 6, 3, x, AMP_F32, 4, 2, 0, &e), AMP_ERR_SHAPE, "concat backward: columns 3..3+4 do not fit in 6");
-    REFUSED(amp_concat_backward(y, AMP_F32, 6, 2, NULL, AMP_F32, 4, 2, 0, &e), AMP_ERR_ARGUMENT, "concat backward: x is NULL");
-    REFUSED(amp_softmax_cross_entropy_forward(x, AMP_F32, labels, 0, &loss, 6, 10, &e), AMP_ERR_ARGUMENT,
+    REFUSED(amp_activation_forward(AMP_TANH, amp_ref_of(x, AMP_F64), amp_f32(y), 4, &e), AMP_ERR_DTYPE, "f64");
+    REFUSED(amp_activation_forward((amp_activation)9, amp_f32(x), amp_f32(y), 4, &e), AMP_ERR_DESC, "9");
+    REFUSED(amp_activation_forward(AMP_TANH, amp_f32(x), amp_f32(y), huge, &e), AMP_ERR_ARGUMENT, "memory can hold, or a negative size");
+    REFUSED(amp_softmax_forward(amp_f32(x), amp_f32(y), huge, huge, &e), AMP_ERR_ARGUMENT, "memory");
+    REFUSED(amp_dropout_forward(amp_f32(x), amp_f32(y), 4, 1.0f, 0, 0, &e), AMP_ERR_DESC, "probability 1");
+    REFUSED(amp_dropout_forward(amp_f32(x), amp_f32(y), 4, -0.5f, 0, 0, &e), AMP_ERR_DESC, "-0.5");
+    REFUSED(amp_concat_forward(amp_f32(x), 4, amp_f32(y), 6, 3, 2, &e), AMP_ERR_SHAPE, "do not fit in 6");
+    REFUSED(amp_concat_forward(amp_f32(x), 4, amp_f32(y), 6, (size_t)-1, 2, &e), AMP_ERR_SHAPE, "columns -1..-1+4 do not fit in 6");
+    REFUSED(amp_concat_backward(amp_f32(y), 6, 3, amp_f32(x), 4, 2, 0, &e), AMP_ERR_SHAPE, "concat backward: columns 3..3+4 do not fit in 6");
+    REFUSED(amp_concat_backward(amp_f32(y), 6, 2, AMP_NONE, 4, 2, 0, &e), AMP_ERR_ARGUMENT, "concat backward: x is NULL");
+    REFUSED(amp_softmax_cross_entropy_forward(amp_f32(x), labels, NULL, &loss, 6, 10, &e), AMP_ERR_ARGUMENT,
             "label 12 at row 5 is outside 0..9");
-    REFUSED(amp_softmax_cross_entropy_backward(x, AMP_F32, labels, 0, NULL, 1, y, AMP_F32, 6, 10, &e),
+    REFUSED(amp_softmax_cross_entropy_backward(amp_f32(x), labels, NULL, NULL, 1, amp_f32(y), 6,
+        10, &e),
             AMP_ERR_ARGUMENT, "label 12 at row 5");
     labels[5] = -1;
-    REFUSED(amp_softmax_cross_entropy_forward(x, AMP_F32, labels, 0, &loss, 6, 10, &e), AMP_ERR_ARGUMENT,
+    REFUSED(amp_softmax_cross_entropy_forward(amp_f32(x), labels, NULL, &loss, 6, 10, &e), AMP_ERR_ARGUMENT,
             "label -1 at row 5");
     labels[5] = 10;
-    REFUSED(amp_softmax_cross_entropy_forward(x, AMP_F32, labels, 0, &loss, 6, 10, &e), AMP_ERR_ARGUMENT,
+    REFUSED(amp_softmax_cross_entropy_forward(amp_f32(x), labels, NULL, &loss, 6, 10, &e), AMP_ERR_ARGUMENT,
             "label 10 at row 5");
     labels[5] = 9;
-    REFUSED(amp_softmax_cross_entropy_forward(x, AMP_F32, labels, 1, &loss, 6, 10, &e), AMP_ERR_DESC,
+    REFUSED(amp_softmax_cross_entropy_forward(amp_f32(x), labels, smoothed(1), &loss, 6, 10, &e), AMP_ERR_DESC,
             "smoothing 1");
-    REFUSED(amp_softmax_cross_entropy_forward(x, AMP_F32, NULL, 0, &loss, 6, 10, &e), AMP_ERR_ARGUMENT,
+    REFUSED(amp_softmax_cross_entropy_forward(amp_f32(x), NULL, NULL, &loss, 6, 10, &e), AMP_ERR_ARGUMENT,
             "labels is NULL");
-    REFUSED(amp_softmax_cross_entropy_forward(x, AMP_F32, labels, 0, &loss, 0, 10, &e), AMP_ERR_SHAPE,
+    REFUSED(amp_softmax_cross_entropy_forward(amp_f32(x), labels, NULL, &loss, 0, 10, &e), AMP_ERR_SHAPE,
             "0 rows");
-    REFUSED(amp_mse_forward(x, AMP_F32, x, AMP_F32, &loss, 0, &e), AMP_ERR_SHAPE, "no elements");
-    REFUSED(amp_bce_with_logits_backward(x, AMP_F32, NULL, AMP_F32, NULL, 1, y, AMP_F32, 3, &e),
+    REFUSED(amp_mse_forward(amp_f32(x), amp_f32(x), &loss, 0, &e), AMP_ERR_SHAPE, "no elements");
+    REFUSED(amp_bce_with_logits_backward(amp_f32(x), AMP_NONE, NULL, 1, amp_f32(y), 3, &e),
             AMP_ERR_ARGUMENT, "target is NULL");
-    REFUSED(amp_layer_norm_forward(x, AMP_F32, NULL, NULL, AMP_F32, 0, NULL, NULL, y, AMP_F32, 4, 0, &e),
+    REFUSED(amp_layer_norm_forward(amp_f32(x), AMP_NONE, AMP_NONE, 0, NULL, NULL, amp_f32(y), 4,
+        0, &e),
             AMP_ERR_SHAPE, "layer norm: rows of no elements");
-    REFUSED(amp_layer_norm_backward(x, AMP_F32, x, AMP_F32, NULL, AMP_F32, x, x, y, AMP_F32, NULL, NULL, AMP_F32, 0, 4, 0, &e),
+    REFUSED(amp_layer_norm_backward(amp_f32(x), amp_f32(x), AMP_NONE, 0.0f, x, x, amp_f32(y),
+        AMP_NONE, AMP_NONE, 0, 4, 0, &e),
             AMP_ERR_SHAPE, "layer norm backward: rows of no elements");
-    REFUSED(amp_layer_norm_forward(x, AMP_F32, NULL, NULL, AMP_F32, -2, NULL, NULL, y, AMP_F32, 2, 4, &e),
+    REFUSED(amp_layer_norm_forward(amp_f32(x), AMP_NONE, AMP_NONE, -2, NULL, NULL, amp_f32(y), 2,
+        4, &e),
             AMP_ERR_DESC, "layer norm: eps -2 must be greater than 0 and finite");
-    REFUSED(amp_layer_norm_forward(x, AMP_F32, NULL, NULL, AMP_F32, inf, NULL, NULL, y, AMP_F32, 2, 4, &e),
+    REFUSED(amp_layer_norm_forward(amp_f32(x), AMP_NONE, AMP_NONE, inf, NULL, NULL, amp_f32(y), 2,
+        4, &e),
             AMP_ERR_DESC, "eps inf");
-    REFUSED(amp_layer_norm_backward(x, AMP_F32, x, AMP_F32, NULL, AMP_F32, NULL, x, y, AMP_F32, NULL, NULL,
-                                    AMP_F32, 0, 2, 4, &e),
-            AMP_ERR_ARGUMENT, "save_mean is NULL");
+    REFUSED(amp_layer_norm_backward(amp_f32(x), amp_f32(x), AMP_NONE, -1.0f, NULL, NULL, amp_f32(y),
+        AMP_NONE, AMP_NONE, 0, 2, 4, &e),
+            AMP_ERR_DESC, "layer norm backward: eps -1 must be");
     REFUSED(
-        amp_batch_norm_forward(NULL, 1, x, AMP_F32, NULL, NULL, AMP_F32, NULL, NULL, y, y, y, AMP_F32, &e),
+        amp_batch_norm_forward(NULL, 1, amp_f32(x), AMP_NONE, AMP_NONE, NULL, NULL, y, y,
+            amp_f32(y), &e),
         AMP_ERR_ARGUMENT, "shape is NULL");
     REFUSED(
-        amp_batch_norm_forward(&bn, 1, x, AMP_F32, NULL, NULL, AMP_F32, NULL, NULL, y, y, y, AMP_F32, &e),
+        amp_batch_norm_forward(&bn, 1, amp_f32(x), AMP_NONE, AMP_NONE, NULL, NULL, y, y,
+            amp_f32(y), &e),
         AMP_ERR_SHAPE, "0x0x0");
     bn.n = 1; bn.channels = 4; bn.spatial = 1;
     REFUSED(
-        amp_batch_norm_forward(&bn, 1, x, AMP_F32, NULL, NULL, AMP_F32, NULL, NULL, y, y, y, AMP_F32, &e),
+        amp_batch_norm_forward(&bn, 1, amp_f32(x), AMP_NONE, AMP_NONE, NULL, NULL, y, y,
+            amp_f32(y), &e),
         AMP_ERR_SHAPE, "more than one value");
     bn.n = 4; bn.momentum = 1.5f;
     REFUSED(
-        amp_batch_norm_forward(&bn, 1, x, AMP_F32, NULL, NULL, AMP_F32, NULL, NULL, y, y, y, AMP_F32, &e),
+        amp_batch_norm_forward(&bn, 1, amp_f32(x), AMP_NONE, AMP_NONE, NULL, NULL, y, y,
+            amp_f32(y), &e),
         AMP_ERR_DESC, "batch norm: momentum 1.5 must");
     bn.momentum = 0; bn.eps = -2;
     REFUSED(
-        amp_batch_norm_forward(&bn, 1, x, AMP_F32, NULL, NULL, AMP_F32, NULL, NULL, y, y, y, AMP_F32, &e),
+        amp_batch_norm_forward(&bn, 1, amp_f32(x), AMP_NONE, AMP_NONE, NULL, NULL, y, y,
+            amp_f32(y), &e),
         AMP_ERR_DESC, "batch norm: eps -2 must");
     bn.eps = inf;
     REFUSED(
-        amp_batch_norm_forward(&bn, 1, x, AMP_F32, NULL, NULL, AMP_F32, NULL, NULL, y, y, y, AMP_F32, &e),
+        amp_batch_norm_forward(&bn, 1, amp_f32(x), AMP_NONE, AMP_NONE, NULL, NULL, y, y,
+            amp_f32(y), &e),
         AMP_ERR_DESC, "eps inf");
     bn.eps = 0;
     bn.momentum = 0;
-    REFUSED(amp_batch_norm_forward(&bn, 0, x, AMP_F32, NULL, NULL, AMP_F32, NULL, NULL, NULL, NULL, y,
-                                   AMP_F32, &e),
+    REFUSED(amp_batch_norm_forward(&bn, 0, amp_f32(x), AMP_NONE, AMP_NONE, NULL, NULL, NULL, NULL,
+        amp_f32(y), &e),
             AMP_ERR_ARGUMENT, "running_mean");
     REFUSED(amp_pool2d_output(&p, &oh, &ow, &e), AMP_ERR_SHAPE, "0x0x0x0");
     p.n = p.channels = 1; p.height = 5; p.width = 5;
-    REFUSED(amp_pool2d_forward(&p, x, AMP_F32, y, AMP_F32, &e), AMP_ERR_DESC, "kernel 0x0");
+    REFUSED(amp_pool2d_forward(&p, amp_f32(x), amp_f32(y), &e), AMP_ERR_DESC, "kernel 0x0");
     p.kernel_h = p.kernel_w = 7;
-    REFUSED(amp_pool2d_forward(&p, x, AMP_F32, y, AMP_F32, &e), AMP_ERR_SHAPE,
+    REFUSED(amp_pool2d_forward(&p, amp_f32(x), amp_f32(y), &e), AMP_ERR_SHAPE,
             "kernel 7x7 is larger than its 5x5 input");
     p.kernel_h = p.kernel_w = 2; p.pad_w = 2;
-    REFUSED(amp_pool2d_forward(&p, x, AMP_F32, y, AMP_F32, &e), AMP_ERR_DESC, "padding 0x2");
+    REFUSED(amp_pool2d_forward(&p, amp_f32(x), amp_f32(y), &e), AMP_ERR_DESC, "padding 0x2");
     p.pad_w = 0;
-    REFUSED(amp_pool2d_backward(&p, x, AMP_F32, NULL, AMP_F32, y, AMP_F32, &e), AMP_ERR_ARGUMENT,
+    REFUSED(amp_pool2d_backward(&p, amp_f32(x), AMP_NONE, amp_f32(y), 0, &e), AMP_ERR_ARGUMENT,
             "x is NULL");
     p.height = 70000; p.width = 70000;
-    REFUSED(amp_pool2d_forward(&p, x, AMP_F32, y, AMP_F32, &e), AMP_ERR_SHAPE, "2^31");
+    REFUSED(amp_pool2d_forward(&p, amp_f32(x), amp_f32(y), &e), AMP_ERR_SHAPE, "2^31");
     for (i = 0; i < 64; i++) CHECK(y[i] == 42);
     CHECK(loss == 42);
 
     /* Nothing to do is no error. */
-    CHECK(amp_activation_forward(AMP_TANH, NULL, AMP_F32, NULL, AMP_F32, 0, &e) == AMP_OK);
-    CHECK(amp_add_forward(NULL, AMP_F32, NULL, AMP_F32, NULL, AMP_F32, 0, &e) == AMP_OK);
-    CHECK(amp_dropout_forward(NULL, AMP_F32, NULL, AMP_F32, 0, 0.5f, 0, 0, &e) == AMP_OK);
-    CHECK(amp_softmax_forward(NULL, AMP_F32, NULL, AMP_F32, 0, 5, &e) == AMP_OK);
-    CHECK(amp_concat_forward(NULL, AMP_F32, 0, y, AMP_F32, 6, 6, 2, &e) == AMP_OK);
-    CHECK(amp_activation_backward(AMP_TANH, x, AMP_F32, x, AMP_F32, NULL, AMP_F32, 4, &e) == AMP_OK);
+    CHECK(amp_activation_forward(AMP_TANH, AMP_NONE, AMP_NONE, 0, &e) == AMP_OK);
+    CHECK(amp_add_forward(AMP_NONE, AMP_NONE, AMP_NONE, 0, &e) == AMP_OK);
+    CHECK(amp_dropout_forward(AMP_NONE, AMP_NONE, 0, 0.5f, 0, 0, &e) == AMP_OK);
+    CHECK(amp_softmax_forward(AMP_NONE, AMP_NONE, 0, 5, &e) == AMP_OK);
+    CHECK(amp_concat_forward(AMP_NONE, 0, amp_f32(y), 6, 6, 2, &e) == AMP_OK);
+    CHECK(amp_activation_backward(AMP_TANH, amp_f32(x), amp_f32(x), AMP_NONE, 0, 4, &e) == AMP_OK);
     CHECK(heard[0] == 0);
 }
 
@@ -1967,9 +2070,9 @@ static void test_pool_exceptions(void) {
                 s.stride_h = s.stride_w = 1 + side % 2;
                 feclearexcept(FE_ALL_EXCEPT);
                 soil_stack();
-                CHECK(amp_pool2d_forward(&s, z, AMP_F16, y, AMP_F16, NULL) == AMP_OK);
+                CHECK(amp_pool2d_forward(&s, amp_f16(z), amp_f16(y), NULL) == AMP_OK);
                 soil_stack();
-                CHECK(amp_pool2d_backward(&s, z, AMP_F16, z, AMP_F16, y, AMP_F16, NULL) == AMP_OK);
+                CHECK(amp_pool2d_backward(&s, amp_f16(z), amp_f16(z), amp_f16(y), 0, NULL) == AMP_OK);
                 CHECK_MSG(!fetestexcept(FE_OVERFLOW | FE_INVALID), "kind %d, side %d, kernel %d", kind, side, kernel);
             }
 }
@@ -1992,7 +2095,7 @@ static void test_average_exceptions(void) {
                     s.kernel_h = s.kernel_w = 2;
                     x[first] = pairs[k][0]; x[second] = pairs[k][1];
                     feclearexcept(FE_ALL_EXCEPT);
-                    CHECK(amp_pool2d_forward(&s, x, AMP_F32, y, AMP_F32, NULL) == AMP_OK);
+                    CHECK(amp_pool2d_forward(&s, amp_f32(x), amp_f32(y), NULL) == AMP_OK);
                     CHECK_MSG(!fetestexcept(FE_OVERFLOW | FE_INVALID), "width %d, %d, %d", width, first, second);
                 }
 }
@@ -2005,6 +2108,214 @@ static void test_self_test(void) {
             CHECK_MSG(amp_self_test(&LISTENER) == AMP_OK, "%s", heard);
     CHECK(amp_self_test(NULL) == AMP_OK && heard_count == before);
     amp_cpu_force_isa(AMP_ISA_AUTO);
+}
+
+/* --- gradients that are added to --- */
+
+/* `wanted` in FP32 is what `added` was given: `old` + it, rounded once. */
+static void check_added(const char* what, const buffer* added, const buffer* old,
+        const buffer* wanted) {
+    size_t i, wrong = 0;
+    for (i = 0; i < added->n; i++) {
+        float sum = (float)get(old, i) + ((const float*)wanted->p)[i], got = (float)get(added, i);
+        buffer one = make(added->t, 1);
+        put(&one, 0, (double)sum);
+        wrong += get(&one, 0) != (double)got;
+        free(one.block);
+    }
+    CHECK_MSG(wrong == 0, "%s, %s: %lu of %lu differ", what, amp_dtype_name(added->t),
+        (unsigned long)wrong, (unsigned long)added->n);
+}
+/* A backward call that writes dx. */
+typedef struct one_call { int kind; const void* shape; amp_ref dy, saved; size_t rows, d; } one_call;
+static amp_result run_call(const one_call* c, amp_ref dx, int accumulate) {
+    if (c->kind == AMP_ACTIVATION_COUNT)
+        return amp_softmax_backward(c->dy, c->saved, dx, accumulate, c->rows, c->d, NULL);
+    if (c->kind > AMP_ACTIVATION_COUNT)
+        return amp_pool2d_backward((const amp_pool2d_shape*)c->shape, c->dy, c->saved, dx,
+            accumulate, NULL);
+    return amp_activation_backward((amp_activation)c->kind, c->dy, c->saved, dx, accumulate,
+        c->rows * c->d, NULL);
+}
+static void check_accumulate(one_call c, size_t n, size_t out, amp_dtype t, amp_dtype dt) {
+    buffer dy = random_buffer(t, out, 1), saved = random_buffer(t, n, 1), dx = random_buffer(dt, n, 1);
+    buffer old = make(dt, n), wanted = make(AMP_F32, n);
+    memcpy(old.p, dx.p, n * amp_dtype_size(dt));
+    c.dy = amp_ref_of(dy.p, t);
+    c.saved = amp_ref_of(saved.p, t);
+    CHECK(run_call(&c, amp_ref_of(wanted.p, AMP_F32), AMP_ACCUMULATE_PARAMS) == AMP_OK);
+    CHECK(run_call(&c, amp_ref_of(dx.p, dt), AMP_ACCUMULATE_INPUT) == AMP_OK);
+    check_added("accumulated", &dx, &old, &wanted);
+    finish(&dy); finish(&saved); finish(&dx); finish(&old); finish(&wanted);
+}
+/* Activations, softmax and pools add their dx to what is there in FP32, rounded once. */
+static void test_accumulate_dx(void) {
+    static const struct { amp_pool kind; int h, w, k, s, p; } pools[] = {
+        { AMP_POOL_MAX, 8, 8, 2, 2, 0 }, { AMP_POOL_AVERAGE, 6, 40, 2, 2, 0 },
+        { AMP_POOL_MAX, 9, 7, 3, 2, 1 }, { AMP_POOL_AVERAGE, 9, 33, 3, 1, 1 },
+        { AMP_POOL_AVERAGE, 7, 7, 7, 7, 0 } };
+    int t, dt, k;
+    for (t = AMP_F32; t <= AMP_BF16; t++)
+        for (dt = AMP_F32; dt <= AMP_BF16; dt++) {
+            one_call c;
+            memset(&c, 0, sizeof c);
+            for (k = 0; k <= AMP_ACTIVATION_COUNT; k++) {
+                c.kind = k;
+                c.rows = 5; c.d = 1023;
+                check_accumulate(c, c.rows * c.d, c.rows * c.d, (amp_dtype)t, (amp_dtype)dt);
+            }
+            c.kind = AMP_ACTIVATION_COUNT + 1;
+            for (k = 0; k < COUNT(pools); k++) {
+                amp_pool2d_shape s;
+                int oh, ow;
+                memset(&s, 0, sizeof s);
+                s.kind = pools[k].kind;
+                s.n = 3; s.channels = 7; s.height = pools[k].h; s.width = pools[k].w;
+                s.kernel_h = s.kernel_w = pools[k].k; s.stride_h = s.stride_w = pools[k].s;
+                s.pad_h = s.pad_w = pools[k].p;
+                c.shape = &s;
+                CHECK(amp_pool2d_output(&s, &oh, &ow, NULL) == AMP_OK);
+                check_accumulate(c, (size_t)(21 * s.height * s.width), (size_t)(21 * oh * ow),
+                    (amp_dtype)t, (amp_dtype)dt);
+            }
+        }
+}
+/* Without saved statistics layer norm's backward pass computes those of the forward pass. */
+static void test_layer_norm_without_statistics(void) {
+    static const size_t rows[] = { 1, 70, 3, 130 }, lengths[] = { 5, 64, 4200, 2064 };
+    size_t i, k, j;
+    for (i = 0; i < 4; i++)
+        for (k = 0; k < 3; k++) {
+            const size_t n = rows[i], d = lengths[i], all = n * d, bytes = amp_layer_norm_workspace(n, d);
+            buffer x = random_buffer(AMP_F16, all, 2), dy = random_buffer(AMP_BF16, all, 1);
+            buffer gamma = random_buffer(AMP_F32, d, 1), y = make(AMP_F32, all);
+            buffer mean = make(AMP_F32, n), invstd = make(AMP_F32, n), out[2][3];
+            void* workspace = malloc(bytes + 1);
+            amp_exec e;
+            memset(&e, 0, sizeof e);
+            if (k == 2) { e.workspace = workspace; e.workspace_size = bytes; }
+            CHECK(amp_layer_norm_forward(amp_ref_of(x.p, x.t), amp_ref_of(gamma.p, AMP_F32), AMP_NONE,
+                0.01f, (float*)mean.p, (float*)invstd.p, amp_ref_of(y.p, AMP_F32), n, d, &e) == AMP_OK);
+            for (j = 0; j < 2; j++) {
+                out[j][0] = make(AMP_F16, all);
+                out[j][1] = make(AMP_F32, d);
+                out[j][2] = make(AMP_BF16, d);
+                CHECK(amp_layer_norm_backward(amp_ref_of(dy.p, dy.t), amp_ref_of(x.p, x.t),
+                    amp_ref_of(gamma.p, AMP_F32), 0.01f, j ? NULL : (float*)mean.p,
+                    j && k ? NULL : (float*)invstd.p, amp_ref_of(out[j][0].p, AMP_F16),
+                    k == 1 ? AMP_NONE : amp_ref_of(out[j][1].p, AMP_F32),
+                    k == 1 ? AMP_NONE : amp_ref_of(out[j][2].p, AMP_BF16), 0, n, d, &e) == AMP_OK);
+            }
+            for (j = 0; j < 3; j++) {
+                CHECK_MSG(same(&out[0][j], &out[1][j]), "%lu rows of %lu, result %lu", (unsigned long)n,
+                    (unsigned long)d, (unsigned long)j);
+                finish(&out[0][j]); finish(&out[1][j]);
+            }
+            finish(&x); finish(&dy); finish(&gamma); finish(&y); finish(&mean); finish(&invstd);
+            free(workspace);
+        }
+}
+/* Rows that lie apart, and rows whose label is ignored: the others' losses and gradients are those
+   of a call on them alone; what lies between rows stays, and an ignored row's NaN is not looked at. */
+static void test_cross_entropy_rows_apart(void) {
+    static const size_t classes[] = { 3, 10, 16, 2100 };
+    const int32_t ignored = 1;
+    size_t i, r, c, used;
+    int t, with;
+    for (i = 0; i < 4; i++)
+        for (t = AMP_F32; t <= AMP_BF16; t++)
+            for (with = 0; with < 4; with++) {
+                const size_t n = 70, k = classes[i], ld = with & 1 ? k + 5 : k;
+                const amp_cross_entropy_desc packed = { 0.1f, 0, NULL };
+                const amp_cross_entropy_desc desc = { 0.1f, with & 1 ? ld : 0, with & 2 ? &ignored : NULL };
+                buffer x = random_buffer((amp_dtype)t, n * ld, 3), dx = make((amp_dtype)t, n * ld);
+                buffer few = make((amp_dtype)t, n * k), dfew = make((amp_dtype)t, n * k);
+                int32_t labels[70], left[70];
+                float loss[2], scale = 1024;
+                for (r = used = 0; r < n; r++) {
+                    labels[r] = (int32_t)(r * 7 % k);
+                    if ((with & 2) && labels[r] == ignored) { put(&x, r * ld + 2, (double)NAN); continue; }
+                    for (c = 0; c < k; c++) put(&few, used * k + c, get(&x, r * ld + c));
+                    left[used++] = labels[r];
+                }
+                CHECK(amp_softmax_cross_entropy_forward(amp_ref_of(x.p, x.t), labels, &desc, &loss[0], n, k, NULL) == AMP_OK);
+                CHECK(amp_softmax_cross_entropy_backward(amp_ref_of(x.p, x.t), labels, &desc, &scale, 0.5f,
+                    amp_ref_of(dx.p, dx.t), n, k, NULL) == AMP_OK);
+                CHECK(amp_softmax_cross_entropy_forward(amp_ref_of(few.p, x.t), left, &packed, &loss[1], used, k, NULL) == AMP_OK);
+                CHECK(amp_softmax_cross_entropy_backward(amp_ref_of(few.p, x.t), left, &packed, &scale, 0.5f,
+                    amp_ref_of(dfew.p, x.t), used, k, NULL) == AMP_OK);
+                CHECK_MSG(fabsf(loss[0] - loss[1]) <= 1e-6f * loss[1], "%g, %g", (double)loss[0], (double)loss[1]);
+                for (r = used = 0; r < n; r++) {
+                    size_t wrong = 0, size = amp_dtype_size(x.t);
+                    const int gone = (with & 2) && labels[r] == ignored;
+                    for (c = 0; c < ld; c++) {
+                        const unsigned char* got = (const unsigned char*)element(&dx, r * ld + c);
+                        if (c >= k) wrong += got[0] != 0xA5;
+                        else if (gone) wrong += get(&dx, r * ld + c) != 0;
+                        else wrong += memcmp(got, element(&dfew, used * k + c), size) != 0;
+                    }
+                    used += !gone;
+                    CHECK_MSG(wrong == 0, "row %lu of %lu classes, %d: %lu", (unsigned long)r, (unsigned long)k, with,
+                        (unsigned long)wrong);
+                }
+                finish(&x); finish(&dx); finish(&few); finish(&dfew);
+            }
+}
+/* Where every label is ignored, the mean of no loss and all gradients are 0. */
+static void test_all_labels_ignored(void) {
+    const int32_t labels[2] = { -100, -100 }, ignored = -100;
+    const amp_cross_entropy_desc desc = { 0, 0, &ignored };
+    float x[6] = { 1, 2, 3, 4, 5, 6 }, dx[6], loss = 7;
+    int i;
+    CHECK(amp_softmax_cross_entropy_forward(amp_f32(x), labels, &desc, &loss, 2, 3, NULL) == AMP_OK && loss == 0);
+    CHECK(amp_softmax_cross_entropy_backward(amp_f32(x), labels, &desc, NULL, 1, amp_f32(dx), 2, 3, NULL) == AMP_OK);
+    for (i = 0; i < 6; i++) CHECK(dx[i] == 0);
+    CHECK(amp_softmax_cross_entropy_forward(amp_f32(x), labels, NULL, &loss, 2, 3, NULL) == AMP_ERR_ARGUMENT);
+}
+/* gamma, beta and their gradients have a type each. */
+static void test_types_of_norm_parameters(void) {
+    enum { ROWS = 6, D = 24 };
+    int which, k;
+    for (which = 0; which < 2; which++) {
+        buffer x = random_buffer(AMP_F32, ROWS * D, 1), dy = random_buffer(AMP_F32, ROWS * D, 1);
+        buffer gamma = random_buffer(AMP_BF16, D, 1), beta = random_buffer(AMP_F16, D, 1);
+        buffer wide[2], y[2], dg[2], db[2], mean = make(AMP_F32, D), invstd = make(AMP_F32, D);
+        amp_batch_norm_shape s;
+        memset(&s, 0, sizeof s);
+        s.n = ROWS; s.channels = D; s.spatial = 1;
+        wide[0] = make(AMP_F32, D); wide[1] = make(AMP_F32, D);
+        amp_convert(amp_ref_of(wide[0].p, AMP_F32), amp_ref_of(gamma.p, AMP_BF16), D);
+        amp_convert(amp_ref_of(wide[1].p, AMP_F32), amp_ref_of(beta.p, AMP_F16), D);
+        for (k = 0; k < 2; k++) {
+            const amp_ref g = k ? amp_ref_of(wide[0].p, AMP_F32) : amp_ref_of(gamma.p, AMP_BF16);
+            const amp_ref b = k ? amp_ref_of(wide[1].p, AMP_F32) : amp_ref_of(beta.p, AMP_F16);
+            y[k] = make(AMP_F32, ROWS * D);
+            dg[k] = make(k ? AMP_F32 : AMP_F16, D);
+            db[k] = make(k ? AMP_F32 : AMP_BF16, D);
+            if (which) {
+                CHECK(amp_batch_norm_forward(&s, 1, amp_ref_of(x.p, AMP_F32), g, b, NULL, NULL, (float*)mean.p,
+                    (float*)invstd.p, amp_ref_of(y[k].p, AMP_F32), NULL) == AMP_OK);
+                CHECK(amp_batch_norm_backward(&s, amp_ref_of(dy.p, AMP_F32), amp_ref_of(x.p, AMP_F32), g,
+                    (float*)mean.p, (float*)invstd.p, AMP_NONE, amp_ref_of(dg[k].p, dg[k].t),
+                    amp_ref_of(db[k].p, db[k].t), 0, NULL) == AMP_OK);
+            } else {
+                CHECK(amp_layer_norm_forward(amp_ref_of(x.p, AMP_F32), g, b, 0, NULL, NULL,
+                    amp_ref_of(y[k].p, AMP_F32), ROWS, D, NULL) == AMP_OK);
+                CHECK(amp_layer_norm_backward(amp_ref_of(dy.p, AMP_F32), amp_ref_of(x.p, AMP_F32), g, 0, NULL, NULL,
+                    AMP_NONE, amp_ref_of(dg[k].p, dg[k].t), amp_ref_of(db[k].p, db[k].t), 0, ROWS, D, NULL) == AMP_OK);
+            }
+        }
+        CHECK(same(&y[0], &y[1]));
+        for (k = 0; k < D; k++) {
+            buffer one = make(AMP_F16, 1), other = make(AMP_BF16, 1);
+            put(&one, 0, get(&dg[1], (size_t)k)); put(&other, 0, get(&db[1], (size_t)k));
+            CHECK(get(&dg[0], (size_t)k) == get(&one, 0) && get(&db[0], (size_t)k) == get(&other, 0));
+            free(one.block); free(other.block);
+        }
+        for (k = 0; k < 2; k++) { finish(&wide[k]); finish(&y[k]); finish(&dg[k]); finish(&db[k]); }
+        finish(&x); finish(&dy); finish(&gamma); finish(&beta);
+        free(mean.block); free(invstd.block);
+    }
 }
 
 static void run_all(void) {
@@ -2049,6 +2360,11 @@ static void run_all(void) {
     TEST(test_average_exceptions);
     TEST(test_random_normal);
     TEST(test_layer_norm_of_nothing);
+    TEST(test_accumulate_dx);
+    TEST(test_layer_norm_without_statistics);
+    TEST(test_cross_entropy_rows_apart);
+    TEST(test_all_labels_ignored);
+    TEST(test_types_of_norm_parameters);
     TEST(test_refusals);
 }
 

@@ -131,8 +131,8 @@ static void make_gradients(block* b, amp_dtype t, float scale, double* exact) {
     float wide[N];
     int i;
     for (i = 0; i < N; i++) wide[i] = fmaf(0.3f, b->w[i], 0.5f * test_uniform()) * scale;   /* nothing for a compiler to fuse */
-    amp_convert(t == AMP_F32 ? (void*)b->g : (void*)b->g16, t, wide, AMP_F32, N);
-    amp_convert(wide, AMP_F32, t == AMP_F32 ? (void*)b->g : (void*)b->g16, t, N);
+    amp_convert(amp_ref_of(t == AMP_F32 ? (void*)b->g : (void*)b->g16, t), amp_f32(wide), N);
+    amp_convert(amp_f32(wide), amp_ref_of(t == AMP_F32 ? (void*)b->g : (void*)b->g16, t), N);
     for (i = 0; i < N; i++) exact[i] = (double)wide[i] / (double)scale;
 }
 
@@ -238,7 +238,8 @@ static void step_in_place(place* p, const place* values, int off, int n, const c
     memset(p, 0xab, sizeof *p);
     memset(&q, 0, sizeof q);
     for (k = 0; k < 4; k++) memcpy(p->f[k] + off, values->f[k], (size_t)n * sizeof(float));
-    if (type != AMP_F32) amp_convert(p->h[1] + off, type, values->f[3], AMP_F32, (size_t)n);
+    if (type != AMP_F32) amp_convert(amp_ref_of(p->h[1] + off, type), amp_f32(values->f[3]),
+        (size_t)n);
     q.master = p->f[0] + off; q.m = p->f[1] + off; q.v = p->f[2] + off; q.count = (size_t)n;
     q.grad = type == AMP_F32 ? (void*)(p->f[3] + off) : p->h[1] + off; q.grad_dtype = type;
     if (with_low) { q.low = p->h[0] + off; q.low_dtype = AMP_BF16; }
@@ -349,7 +350,7 @@ static void low_is_rounded_master(void) {
             p.low = b.low; p.low_dtype = type;
             CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK);
             for (t = 0; t <= 5; t++) {
-                amp_convert(want, type, b.w, AMP_F32, N);
+                amp_convert(amp_ref_of(want, type), amp_f32(b.w), N);
                 CHECK(memcmp(want, b.low, sizeof want) == 0);
                 make_gradients(&b, AMP_F32, 1.0f, exact);
                 CHECK(amp_optimizer_step(&o, NULL, NULL) == AMP_OK);
@@ -373,13 +374,13 @@ static void low_weights_trained(void) {
             p = param_of(&b, N); pf = param_of(&full, N);
             p.master = NULL; p.low = b.low; p.low_dtype = type; p.grad = full.g;
             memset(&b, 0, sizeof b);
-            amp_convert(b.low, type, full.w, AMP_F32, N);
+            amp_convert(amp_ref_of(b.low, type), amp_f32(full.w), N);
             CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK && amp_optimizer_init(&of, &d, &pf, 1) == AMP_OK);
             for (t = 0; t < 5; t++) {
-                amp_convert(full.w, AMP_F32, b.low, type, N);
+                amp_convert(amp_f32(full.w), amp_ref_of(b.low, type), N);
                 make_gradients(&full, AMP_F32, 1.0f, exact);
                 CHECK(amp_optimizer_step(&o, NULL, NULL) == AMP_OK && amp_optimizer_step(&of, NULL, NULL) == AMP_OK);
-                amp_convert(full.low, type, full.w, AMP_F32, N);
+                amp_convert(amp_ref_of(full.low, type), amp_f32(full.w), N);
                 CHECK(memcmp(full.low, b.low, sizeof b.low) == 0 && memcmp(full.m, b.m, sizeof b.m) == 0);
             }
         }

@@ -1060,7 +1060,7 @@ static amp_overflow_info check_chunks(amp_dtype t, const float* values, int bad,
     static uint16_t h[CHUNKS_BEFORE + CHUNKS];
     amp_tensor list[2];
     if (t == AMP_F32) memcpy(a, values, sizeof a);
-    else amp_convert(h, t, values, AMP_F32, CHUNKS_BEFORE + CHUNKS);
+    else amp_convert(amp_ref_of(h, t), amp_f32(values), CHUNKS_BEFORE + CHUNKS);
     if (bad >= 0 && t == AMP_F32) put_bits(&a[CHUNKS_BEFORE + bad], bits);
     else if (bad >= 0) h[CHUNKS_BEFORE + bad] = (uint16_t)(t == AMP_F16 && bits == BITS_INF ? 0x7c00u : bits >> 16);
     list[0] = tensor(t == AMP_F32 ? (void*)a : h, t, CHUNKS_BEFORE - 32, NULL);
@@ -1236,10 +1236,12 @@ static void unscale_into_types(void) {
                 amp_scaler s = scaler_of(AMP_SCALER_PYTORCH, 37.0f);
                 amp_tensor from = tensor(sx, types[a], 3000, NULL), to = tensor(sy, types[b], 3000, NULL);
                 for (i = 0; i < 3000; i++) { x[i] = test_uniform() * 100.0f; y[i] = test_uniform(); }
-                amp_convert(sx, types[a], x, AMP_F32, 3000); amp_convert(x, AMP_F32, sx, types[a], 3000);
-                amp_convert(sy, types[b], y, AMP_F32, 3000); amp_convert(y, AMP_F32, sy, types[b], 3000);
+                amp_convert(amp_ref_of(sx, types[a]), amp_f32(x), 3000); amp_convert(amp_f32(x),
+                    amp_ref_of(sx, types[a]), 3000);
+                amp_convert(amp_ref_of(sy, types[b]), amp_f32(y), 3000); amp_convert(amp_f32(y),
+                    amp_ref_of(sy, types[b]), 3000);
                 for (i = 0; i < 3000; i++) y[i] = acc ? fmaf(x[i], inverse, y[i]) : x[i] * inverse;
-                amp_convert(x, types[b], y, AMP_F32, 3000);
+                amp_convert(amp_ref_of(x, types[b]), amp_f32(y), 3000);
                 amp_scaler_scale_loss(&s, 1.0f);
                 CHECK(amp_scaler_unscale_into(&s, &to, &from, 1, acc, NULL) == AMP_OK);
                 wrong = memcmp(x, sy, 3000 * amp_dtype_size(types[b])) != 0;
@@ -1860,15 +1862,15 @@ static void rests_of_every_length(void) {
             amp_overflow_info info;
             amp_scaler_scale_loss(&s, 1.0f);
             for (i = 0; i < 72; i++) f[i] = (float)(i % 5 + 1);
-            CHECK(amp_convert(block, types[t], f, AMP_F32, 72) == AMP_OK);
+            CHECK(amp_convert(amp_ref_of(block, types[t]), amp_f32(f), 72) == AMP_OK);
             CHECK(amp_scaler_check(&s, &list, 1, &info) == AMP_OK && !info.found_inf);
             CHECK_MSG(fabs(info.norm / sqrt(want[n - 1]) - 1.0) < 1e-15, "%s, %d elements", amp_dtype_name(types[t]), n);
             f[n - 1] = (float)INFINITY;
-            CHECK(amp_convert(block, types[t], f, AMP_F32, 72) == AMP_OK);
+            CHECK(amp_convert(amp_ref_of(block, types[t]), amp_f32(f), 72) == AMP_OK);
             CHECK(amp_scaler_check(&s, &list, 1, &info) == AMP_OK && info.inf_count == 1 && info.nan_count == 0);
             CHECK(info.first_index == (uint64_t)n - 1);
             f[n - 1] = 1.0f; f[n] = (float)INFINITY;
-            CHECK(amp_convert(block, types[t], f, AMP_F32, 72) == AMP_OK);
+            CHECK(amp_convert(amp_ref_of(block, types[t]), amp_f32(f), 72) == AMP_OK);
             CHECK(amp_scaler_check(&s, &list, 1, &info) == AMP_OK && !info.found_inf);
         }
 }

@@ -508,7 +508,7 @@ static void test_model_trouble(void) {
     for (i = 0; i < (int)p->count; i++) p->master[i] = 0.01f;
     CHECK(amp_model_sync_params(t.m) == AMP_OK);
     CHECK(amp_train_step(t.m, &b, &info) == AMP_OK);
-    CHECK_MSG(amp_is_finite(&info.loss, AMP_F32) && info.outcome == AMP_STEP_SKIPPED_MODEL && info.attempts == 1,
+    CHECK_MSG(amp_is_finite(amp_f32(&info.loss)) && info.outcome == AMP_STEP_SKIPPED_MODEL && info.attempts == 1,
               "%s: %s", amp_outcome_name(info.outcome), info.message);
     CHECK_MSG(strstr(info.message, "inf") && strstr(info.message, "'conv2d2'"), "%s", info.message);
     CHECK(info.scale_after == info.scale_before && remarks == 2 && amp_model_scaler(t.m)->state.consecutive_unsound == 4);
@@ -565,7 +565,7 @@ static void test_model_trouble_unseen(void) {
         for (k = 0; k < accumulate; k++) {
             memset(&b, 0, sizeof b);
             b.n = 1; b.inputs[0] = &x[k]; b.targets[0] = &label;
-            CHECK(amp_train_step(m, &b, &info) == AMP_OK && amp_is_finite(&info.loss, AMP_F32));
+            CHECK(amp_train_step(m, &b, &info) == AMP_OK && amp_is_finite(amp_f32(&info.loss)));
         }
         CHECK(info.outcome == (accumulate == 1 ? AMP_STEP_SKIPPED_MODEL : AMP_STEP_SKIPPED_OVERFLOW));
         CHECK_MSG((strstr(info.message, "earlier micro-batch") != NULL) == (accumulate == 2), "%s", info.message);
@@ -671,7 +671,7 @@ static void test_looking_leaves_statistics(void) {
         for (i = 0; i < 12; i++) target[i] = k ? 1e20f : 1.0f;
         memset(&b, 0, sizeof b);
         b.n = 4; b.inputs[0] = x; b.targets[0] = target;
-        CHECK(amp_train_step(m, &b, &info) == AMP_OK && amp_is_inf(&info.loss, AMP_F32) == (k > 0));
+        CHECK(amp_train_step(m, &b, &info) == AMP_OK && amp_is_inf(amp_f32(&info.loss)) == (k > 0));
         CHECK(amp_train_step(m, &b, &info) == AMP_OK);
         CHECK(info.outcome == (k < 2 ? AMP_STEP_APPLIED : AMP_STEP_SKIPPED_MODEL));
         CHECK(k < 2 || (info.overflow.inf_count + info.overflow.nan_count == 0 && strstr(info.message, "targets")));
@@ -852,19 +852,20 @@ static amp_result frail_begin(amp_training* t, int window, const amp_exec* e) {
     amp_result r = frail(1);
     return r == AMP_OK ? amp_cpu_backend()->training_begin(t, window, e) : r;
 }
-static amp_result frail_upload(void* to, amp_dtype tt, const void* from, amp_dtype ft, size_t n, const amp_exec* e) {
+static amp_result frail_upload(amp_ref to, amp_ref from, size_t n, const amp_exec* e) {
     amp_result r = frail(2);
-    return r == AMP_OK ? amp_cpu_backend()->upload(to, tt, from, ft, n, e) : r;
+    return r == AMP_OK ? amp_cpu_backend()->upload(to, from, n, e) : r;
 }
 static amp_result frail_copy_in(void* to, const void* from, size_t n, const amp_exec* e) {
     amp_result r = frail(3);
     return r == AMP_OK ? amp_cpu_backend()->copy_in(to, from, n, e) : r;
 }
 static amp_result frail_pass(amp_training* t, const amp_exec* e) { (void)t; (void)e; return frail(4); }
-static amp_result frail_loss(const void* x, amp_dtype t, const int32_t* label, float smoothing, float* loss, size_t n,
-                             size_t classes, const amp_exec* e) {
+static amp_result frail_loss(amp_ref x, const int32_t* label, const amp_cross_entropy_desc* desc,
+        float* loss, size_t n, size_t classes, const amp_exec* e) {
     amp_result r = frail(5);
-    return r == AMP_OK ? amp_cpu_backend()->softmax_cross_entropy_forward(x, t, label, smoothing, loss, n, classes, e) : r;
+    return r == AMP_OK ? amp_cpu_backend()->softmax_cross_entropy_forward(x, label, desc, loss, n,
+        classes, e) : r;
 }
 static amp_result frail_copy_out(void* to, const void* from, size_t n, const amp_exec* e) {
     amp_result r = frail(6);
@@ -1177,7 +1178,7 @@ static void test_evaluation_changes_nothing(void) {
         for (i = 0; i < TOY_VALUES; i++) {
             int k, finite = 1;
             CHECK_MSG(amp_predict(t.m, &b, t.v[i], out) == AMP_OK, "value %d", i);
-            for (k = 0; k < 8 * sizes[i]; k++) finite &= amp_is_finite(&out[k], AMP_F32);
+            for (k = 0; k < 8 * sizes[i]; k++) finite &= amp_is_finite(amp_f32(&out[k]));
             CHECK(finite);
             if (i == 3 || i == 6) {       /* relu works in place, and its input was asked for before */
                 for (k = 0; k < 8 * sizes[i]; k++) CHECK(out[k] >= 0.0f);
@@ -1215,7 +1216,7 @@ static void test_nan_is_never_right(void) {
     amp_eval_info e;
     int i;
     for (i = 0; i < 3; i++) amp_model_find_param(t.m, "linear2.bias")->master[i] = (float)HUGE_VAL - (float)HUGE_VAL;
-    CHECK(amp_evaluate(t.m, &b, &e) == AMP_OK && e.correct == 0 && amp_is_nan(&e.loss, AMP_F32));
+    CHECK(amp_evaluate(t.m, &b, &e) == AMP_OK && e.correct == 0 && amp_is_nan(amp_f32(&e.loss)));
     amp_model_destroy(t.m);
 }
 
@@ -1341,7 +1342,7 @@ static void test_evaluation_not_finite(void) {
     CHECK_MSG(strcmp(e.message, "the loss 'mse1' is nan although every layer's output is finite: look at the targets of samples "
                      "0 to 2") == 0, "%s", e.message);
     for (i = 0; i < 6; i++) targets[i] = 1.5e19f;       /* squares of 2.25e38, whose sum is too large */
-    CHECK(amp_evaluate(m, &b, &e) == AMP_OK && !amp_is_finite(&e.loss, AMP_F32) && !e.culprit[0]);
+    CHECK(amp_evaluate(m, &b, &e) == AMP_OK && !amp_is_finite(amp_f32(&e.loss)) && !e.culprit[0]);
     CHECK_MSG(strcmp(e.message, "the weighted sum of the losses is not finite") == 0, "%s", e.message);
     w = amp_model_find_param(m, "linear1.bias");
     put_bits(&w->master[1], 0x7f800000u);

@@ -68,7 +68,7 @@ static float by_product(void) {
         row[k] = amp_half_from_float(0.01f);
         column[k] = amp_half_from_float(1.0f);
     }
-    return amp_gemm(&shape, 1.0f, row, AMP_F16, column, AMP_F16, 0.0f, &sum, AMP_F32, NULL) == AMP_OK ? sum : 0.0f;
+    return amp_gemm(&shape, 1.0f, amp_f16(row), amp_f16(column), 0.0f, amp_f32(&sum), NULL) == AMP_OK ? sum : 0.0f;
 }
 
 static int draw(int argc, char** argv) {

@@ -22,8 +22,8 @@ static float path[LINES][ADDITIONS + 1], rate[RATES], dead[TYPES][RATES];
 /* What is left of x when it is stored in a type. */
 static double store(amp_dtype type, double x) {
     uint32_t memory;
-    amp_convert(&memory, type, &x, AMP_F64, 1);
-    amp_convert(&x, AMP_F64, &memory, type, 1);
+    amp_convert(amp_ref_of(&memory, type), amp_ref_of(&x, AMP_F64), 1);
+    amp_convert(amp_ref_of(&x, AMP_F64), amp_ref_of(&memory, type), 1);
     return x;
 }
 

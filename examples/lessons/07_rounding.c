@@ -31,8 +31,8 @@ static float kahan_add(float w, float x, float* more) {
 static void stochastic(float* w, size_t n, uint64_t offset) {
     static amp_bfloat16 low[SIZE];
     amp_convert_desc how = { .rounding = AMP_ROUND_STOCHASTIC, .seed = 7, .offset = offset };
-    amp_convert_with(low, AMP_BF16, w, AMP_F32, n, &how);
-    amp_convert(w, AMP_F32, low, AMP_BF16, n);
+    amp_convert_with(amp_bf16(low), amp_f32(w), n, &how);
+    amp_convert(amp_f32(w), amp_bf16(low), n);
 }
 
 /* Moves the weight 1 in every way, 4096 times by dice. */

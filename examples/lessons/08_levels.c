@@ -106,10 +106,10 @@ int main(int argc, char** argv) {
     }
     printf("%-40s", "bytes of activations and gradients");
     for (int c = 0; c < LEVELS; c++) printf("  %-10lu", (unsigned long)bytes[c]);
-    for (amp_half h = { 0 }, square = h; amp_is_finite(&square, AMP_F16); h.bits++) {
+    for (amp_half h = { 0 }, square = h; amp_is_finite(amp_f16(&square)); h.bits++) {
         float v = amp_half_to_float(h);
         square = amp_half_from_float(v * v);
-        finite = amp_is_finite(&square, AMP_F16) ? v : finite;
+        finite = amp_is_finite(amp_f16(&square)) ? v : finite;
     }
     printf("\ncheck: no half above 256 has a square (run): the last that has one is %g\n", (double)finite);
     printf("check: a product of T5 reached 66246 (huggingface/transformers, issue 5651): %g\n", (double)largest[0][4]);

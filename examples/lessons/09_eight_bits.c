@@ -24,7 +24,7 @@ static int stop(const char* why) { fprintf(stderr, "09_eight_bits: %s\n", why); 
 /* To the nearest number of the type, ties to even; what is too large becomes the largest. */
 static float round_to(const format* f, float v) {
     int exponent;
-    if (!(fabsf(v) < f->max)) return amp_is_nan(&v, AMP_F32) ? v : copysignf(f->max, v);
+    if (!(fabsf(v) < f->max)) return amp_is_nan(amp_f32(&v)) ? v : copysignf(f->max, v);
     frexpf(v, &exponent);                    /* |v| is in [2^(exponent-1), 2^exponent) */
     float unit = ldexpf(1.0f, (exponent - 1 > f->lowest ? exponent - 1 : f->lowest) - f->fraction);
     return rintf(v / unit) * unit;

@@ -20,16 +20,16 @@ typedef enum kind { SCORES, MIX, TURNED } kind;
 static void product(kind of, size_t n, float alpha, const float* a, amp_dtype t, const float* b, float old, float* c) {
     const amp_gemm_shape s = { .trans_a = of == TURNED ? AMP_TRANS : AMP_NO_TRANS, .m = n, .n = of == SCORES ? n : D,
                                .trans_b = of == SCORES ? AMP_TRANS : AMP_NO_TRANS, .k = of == SCORES ? D : n };
-    amp_gemm(&s, alpha, a, t, b, AMP_F32, old, c, AMP_F32, NULL);
+    amp_gemm(&s, alpha, amp_ref_of(a, t), amp_f32(b), old, amp_f32(c), NULL);
 }
 
 static void attend_plainly(size_t T) {        /* forward and backward */
     product(SCORES, T, scale, q, AMP_F32, k, 0.0f, scores);
-    amp_softmax_forward(scores, AMP_F32, shares, AMP_F32, T, T, NULL);
+    amp_softmax_forward(amp_f32(scores), amp_f32(shares), T, T, NULL);
     product(MIX, T, 1.0f, shares, AMP_F32, v, 0.0f, plain[OUT]);
     product(TURNED, T, 1.0f, shares, AMP_F32, dout, 0.0f, plain[DV]);
     product(SCORES, T, 1.0f, dout, AMP_F32, v, 0.0f, dshares);
-    amp_softmax_backward(dshares, AMP_F32, shares, AMP_F32, scores, AMP_F32, T, T, NULL);
+    amp_softmax_backward(amp_f32(dshares), amp_f32(shares), amp_f32(scores), 0, T, T, NULL);
     product(MIX, T, scale, scores, AMP_F32, k, 0.0f, plain[DQ]);
     product(TURNED, T, scale, scores, AMP_F32, q, 0.0f, plain[DK]);
 }
@@ -51,12 +51,12 @@ static int tiles_forward(size_t T, int with_largest, amp_dtype low) {
                 for (size_t d = 0; d < D; d++) out[r * D + d] *= shrink;
                 for (size_t c = 0; c < TILE; c++) sum[r] += row[c] = expf(row[c] - most[r]);
             }
-            amp_convert(p, low, p, AMP_F32, TILE * TILE);
+            amp_convert(amp_ref_of(p, low), amp_f32(p), TILE * TILE);
             product(MIX, TILE, 1.0f, p, low, v + j * D, 1.0f, out);
         }
         for (size_t x = 0; x < TILE * D; x++) out[x] /= sum[x / D];
         for (size_t r = 0; r < TILE; r++) logsum[i + r] = most[r] + logf(sum[r]);
-        for (size_t r = 0; r < TILE; r++) lost += !amp_is_finite(&out[r * D], AMP_F32);
+        for (size_t r = 0; r < TILE; r++) lost += !amp_is_finite(amp_f32(&out[r * D]));
     }
     return lost;
 }
@@ -107,7 +107,7 @@ int main(int argc, char** argv) {
         for (int run = 0; run < 3; run++) lost[run] = tiles_forward(1024, run == 2, run == 1 ? AMP_F32 : AMP_F16);
         printf("%13.2f %42d %7d %18d\n", (double)largest, lost[0], lost[1], lost[2]);
     }
-    while (power = amp_half_from_float(expf(amp_half_to_float(x))), amp_is_finite(&power, AMP_F16)) x.bits++;
+    while (power = amp_half_from_float(expf(amp_half_to_float(x))), amp_is_finite(amp_f16(&power))) x.bits++;
     const chart_series curves[4] = {
         chart_curve("T x T", "#e0455e", at, kb[0], SIZES), chart_curve("tiles", "#2f86eb", at, kb[1], SIZES),
         chart_curve("T x T", "#e0455e", at, ms[0], SIZES), chart_curve("tiles", "#2f86eb", at, ms[1], SIZES) };

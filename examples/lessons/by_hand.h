@@ -11,8 +11,8 @@ enum { BY_HAND_LAYERS = 14, BY_HAND_BATCH = 64, BY_HAND_MOST = BY_HAND_BATCH * 8
 /* What becomes of x[n] in type t. */
 static inline void by_hand_store(amp_dtype t, float* x, size_t n) {
     static float stored[BY_HAND_MOST];
-    amp_convert(stored, t, x, AMP_F32, n);
-    amp_convert(x, AMP_F32, stored, t, n);
+    amp_convert(amp_ref_of(stored, t), amp_f32(x), n);
+    amp_convert(amp_f32(x), amp_ref_of(stored, t), n);
 }
 
 /* y = (x - mean) / sqrt(mean of squares - mean^2 + 1e-5). Each group has statistics of its own; it is `parts` pieces of
@@ -29,7 +29,7 @@ static inline int by_hand_norm(amp_dtype t, const float* x, float* y, int groups
             sum += v;
             squares += square;
         }
-        infinite += amp_is_finite(&sum, AMP_F32) && !amp_is_finite(&squares, AMP_F32);
+        infinite += amp_is_finite(amp_f32(&sum)) && !amp_is_finite(amp_f32(&squares));
         float mean = sum / count, spread = sqrtf(squares / count - mean * mean + 1e-5f);
         for (int i = 0; i < parts * length; i++) {
             int at = (i / length * groups + g) * length + i % length;
@@ -61,19 +61,27 @@ static inline void by_hand(amp_model* m, amp_dtype t, const uint8_t* pixels, con
         infinite[l] = 0;
         switch (l) {
             case 0: for (int i = 0; i < N * 28 * 28; i++) y[l][i] = (float)pixels[i] / 255.0f; break;
-            case 1: amp_conv2d_forward(&first, x, f, w[0], f, w[1], f, y[l], f, NULL); break;
-            case 2: amp_activation_forward(AMP_RELU, x, f, y[l], f, LARGE, NULL); break;
-            case 3: amp_pool2d_forward(&pool, x, f, y[l], f, NULL); break;
-            case 4: amp_conv2d_forward(&second, x, f, w[2], f, w[3], f, y[l], f, NULL); break;
+            case 1: amp_conv2d_forward(&first, amp_ref_of(x, f), amp_ref_of(w[0], f),
+                amp_ref_of(w[1], f), amp_ref_of(y[l], f), NULL); break;
+            case 2: amp_activation_forward(AMP_RELU, amp_ref_of(x, f), amp_ref_of(y[l], f), LARGE,
+                NULL); break;
+            case 3: amp_pool2d_forward(&pool, amp_ref_of(x, f), amp_ref_of(y[l], f), NULL); break;
+            case 4: amp_conv2d_forward(&second, amp_ref_of(x, f), amp_ref_of(w[2], f),
+                amp_ref_of(w[3], f), amp_ref_of(y[l], f), NULL); break;
             case 5: infinite[l] = by_hand_norm(t, x, y[l], 8, N, 14 * 14); break;
-            case 6: amp_add_forward(x, f, y[3], f, y[l], f, SMALL, NULL); break;
-            case 7: amp_activation_forward(AMP_RELU, x, f, y[l], f, SMALL, NULL); break;
-            case 8: amp_linear_forward(x, f, w[4], f, w[5], f, y[l], f, N, 8 * 14 * 14, 64, NULL); break;
+            case 6: amp_add_forward(amp_ref_of(x, f), amp_ref_of(y[3], f), amp_ref_of(y[l], f),
+                SMALL, NULL); break;
+            case 7: amp_activation_forward(AMP_RELU, amp_ref_of(x, f), amp_ref_of(y[l], f), SMALL,
+                NULL); break;
+            case 8: amp_linear_forward(amp_ref_of(x, f), amp_ref_of(w[4], f), amp_ref_of(w[5], f),
+                amp_ref_of(y[l], f), N, 8 * 14 * 14, 64, NULL); break;
             case 9: infinite[l] = by_hand_norm(t, x, y[l], N, 1, 64); break;
-            case 10: amp_activation_forward(AMP_GELU, x, f, y[l], f, N * 64, NULL); break;
-            case 11: amp_linear_forward(x, f, w[6], f, w[7], f, y[l], f, N, 64, 10, NULL); break;
-            case 12: amp_softmax_forward(x, f, y[l], f, N, 10, NULL); break;
-            default: amp_mse_forward(x, f, targets, f, y[l], N * 10, NULL); break;
+            case 10: amp_activation_forward(AMP_GELU, amp_ref_of(x, f), amp_ref_of(y[l], f),
+                N * 64, NULL); break;
+            case 11: amp_linear_forward(amp_ref_of(x, f), amp_ref_of(w[6], f),
+                amp_ref_of(w[7], f), amp_ref_of(y[l], f), N, 64, 10, NULL); break;
+            case 12: amp_softmax_forward(amp_ref_of(x, f), amp_ref_of(y[l], f), N, 10, NULL); break;
+            default: amp_mse_forward(amp_ref_of(x, f), amp_ref_of(targets, f), y[l], N * 10, NULL); break;
         }
         if (l < LAST) by_hand_store(t, y[l], BY_HAND_MOST);
     }
@@ -91,7 +99,7 @@ static inline void by_hand_compare(amp_model* m, const uint8_t* pixels, const fl
         double size = 0.0, wrong = 0.0;
         for (int i = 0; i < BY_HAND_MOST; i++) {
             double exact = (double)y[0][l][i], off = (double)y[1][l][i] - exact;
-            infinite[l] += amp_is_inf(&y[1][l][i], AMP_F32);
+            infinite[l] += amp_is_inf(amp_f32(&y[1][l][i]));
             size += exact * exact;
             wrong += off * off;
         }

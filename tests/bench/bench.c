@@ -142,7 +142,7 @@ static void fill(void* p, amp_dtype t, size_t n) {
     for (i = 0; i < 1009; i++) pattern[i] = (float)(i * 377 % 1009) / 504.5f - 1.0f;
     for (i = 0; i < n; i += m) {
         m = n - i < 1009 ? n - i : 1009;
-        amp_convert((char*)p + i * amp_dtype_size(t), t, pattern, AMP_F32, m);
+        amp_convert(amp_ref_of((char*)p + i * amp_dtype_size(t), t), amp_f32(pattern), m);
     }
 }
 
@@ -413,7 +413,8 @@ static void rows_of(const char* shape) {
 static amp_result call_gemm(void) {
     const open_case* o = &now_open;
     const amp_gemm_shape s = { .trans_a = o->trans_a, .trans_b = o->trans_b, .m = o->m, .n = o->n, .k = o->k };
-    return amp_gemm(&s, 1.0f, o->a, o->type, o->b, o->type, 0.0f, o->c, o->type, &o->exec);
+    return amp_gemm(&s, 1.0f, amp_ref_of(o->a, o->type), amp_ref_of(o->b, o->type), 0.0f,
+        amp_ref_of(o->c, o->type), &o->exec);
 }
 static void open_gemm(const char* shape) {
     open_case* o = &now_open;
@@ -435,12 +436,13 @@ static void open_gemm_alone(const char* shape) { open_gemm(shape); workspace(0);
 
 static amp_result call_conv_forward(void) {
     const open_case* o = &now_open;
-    return amp_conv2d_forward(&o->conv, o->a, o->type, o->b, o->type, NULL, o->type, o->c, o->type, &o->exec);
+    return amp_conv2d_forward(&o->conv, amp_ref_of(o->a, o->type), amp_ref_of(o->b, o->type),
+        AMP_NONE, amp_ref_of(o->c, o->type), &o->exec);
 }
 static amp_result call_conv_backward(void) {
     const open_case* o = &now_open;
-    return amp_conv2d_backward(&o->conv, o->c, o->type, o->a, o->type, o->b, o->type, o->d, o->type, o->f, AMP_F32,
-                               NULL, AMP_F32, 0, &o->exec);
+    return amp_conv2d_backward(&o->conv, amp_ref_of(o->c, o->type), amp_ref_of(o->a, o->type),
+        amp_ref_of(o->b, o->type), amp_ref_of(o->d, o->type), amp_f32(o->f), AMP_NONE, 0, &o->exec);
 }
 static void open_conv(const char* shape) {
     open_case* o = &now_open;
@@ -477,8 +479,10 @@ static void open_conv_dw(const char* shape) {
 
 /* --- conversions: COUNT --- */
 
-static amp_result call_narrow(void) { return amp_convert(now_open.a, now_open.type, now_open.f, AMP_F32, now_open.n); }
-static amp_result call_widen(void) { return amp_convert(now_open.f, AMP_F32, now_open.a, now_open.type, now_open.n); }
+static amp_result call_narrow(void) { return amp_convert(amp_ref_of(now_open.a, now_open.type),
+    amp_f32(now_open.f), now_open.n); }
+static amp_result call_widen(void) { return amp_convert(amp_f32(now_open.f),
+    amp_ref_of(now_open.a, now_open.type), now_open.n); }
 static void open_narrow(const char* shape) {
     now_open.n = count_of(shape);
     now_open.f = f32_array(now_open.n, 'r');
@@ -565,13 +569,14 @@ static void open_sgd(const char* shape) { open_optimizer(shape, AMP_SGD, 0.9f); 
 
 static amp_result call_layer_norm(void) {
     const open_case* o = &now_open;
-    return amp_layer_norm_forward(o->a, o->type, o->f, o->f, AMP_F32, 0.0f, o->g, o->h, o->b, o->type, o->m, o->n,
-                                  NULL);
+    return amp_layer_norm_forward(amp_ref_of(o->a, o->type), amp_f32(o->f), amp_f32(o->f), 0.0f,
+        o->g, o->h, amp_ref_of(o->b, o->type), o->m, o->n, NULL);
 }
 static amp_result call_layer_norm_backward(void) {
     const open_case* o = &now_open;
-    return amp_layer_norm_backward(o->b, o->type, o->a, o->type, o->f, AMP_F32, o->g, o->h, o->c, o->type, o->i,
-                                   o->i + o->n, AMP_F32, 0, o->m, o->n, &o->exec);
+    return amp_layer_norm_backward(amp_ref_of(o->b, o->type), amp_ref_of(o->a, o->type),
+        amp_f32(o->f), 0.0f, o->g, o->h, amp_ref_of(o->c, o->type), amp_f32(o->i),
+        amp_f32(o->i + o->n), 0, o->m, o->n, &o->exec);
 }
 static void open_layer_norm(const char* shape) {
     open_case* o = &now_open;
@@ -593,14 +598,15 @@ static void open_layer_norm_backward(const char* shape) {
 static amp_result call_batch_norm(void) {
     const open_case* o = &now_open;
     size_t c = o->n;
-    return amp_batch_norm_forward(&o->norm, 1, o->a, o->type, o->f, o->f, AMP_F32, o->g, o->g + c, o->h, o->h + c,
-                                  o->b, o->type, NULL);
+    return amp_batch_norm_forward(&o->norm, 1, amp_ref_of(o->a, o->type), amp_f32(o->f),
+        amp_f32(o->f), o->g, o->g + c, o->h, o->h + c, amp_ref_of(o->b, o->type), NULL);
 }
 static amp_result call_batch_norm_backward(void) {
     const open_case* o = &now_open;
     size_t c = o->n;
-    return amp_batch_norm_backward(&o->norm, o->b, o->type, o->a, o->type, o->f, AMP_F32, o->h, o->h + c, o->c, o->type,
-                                   o->i, o->i + c, AMP_F32, 0, NULL);
+    return amp_batch_norm_backward(&o->norm, amp_ref_of(o->b, o->type), amp_ref_of(o->a, o->type),
+        amp_f32(o->f), o->h, o->h + c, amp_ref_of(o->c, o->type), amp_f32(o->i),
+        amp_f32(o->i + c), 0, NULL);
 }
 static void open_batch_norm(const char* shape) {
     open_case* o = &now_open;
@@ -627,15 +633,17 @@ static void open_batch_norm_backward(const char* shape) {
 
 static amp_result call_softmax(void) {
     const open_case* o = &now_open;
-    return amp_softmax_forward(o->a, o->type, o->b, o->type, o->m, o->n, NULL);
+    return amp_softmax_forward(amp_ref_of(o->a, o->type), amp_ref_of(o->b, o->type), o->m, o->n,
+        NULL);
 }
 static amp_result call_cross_entropy(void) {
     const open_case* o = &now_open;
     float loss;
-    amp_result r = amp_softmax_cross_entropy_forward(o->a, o->type, o->labels, 0.0f, &loss, o->m, o->n, NULL);
+    amp_result r = amp_softmax_cross_entropy_forward(amp_ref_of(o->a, o->type), o->labels, NULL,
+        &loss, o->m, o->n, NULL);
     if (r != AMP_OK) return r;
-    return amp_softmax_cross_entropy_backward(o->a, o->type, o->labels, 0.0f, NULL, 1.0f, o->b, o->type, o->m, o->n,
-                                              NULL);
+    return amp_softmax_cross_entropy_backward(amp_ref_of(o->a, o->type), o->labels, NULL, NULL,
+        1.0f, amp_ref_of(o->b, o->type), o->m, o->n, NULL);
 }
 static void open_softmax(const char* shape) {
     rows_of(shape);
@@ -659,11 +667,13 @@ static void open_cross_entropy(const char* shape) {
 
 static amp_result call_activation(void) {
     const open_case* o = &now_open;
-    return amp_activation_forward(o->activation, o->a, o->type, o->b, o->type, o->n, &o->exec);
+    return amp_activation_forward(o->activation, amp_ref_of(o->a, o->type),
+        amp_ref_of(o->b, o->type), o->n, &o->exec);
 }
 static amp_result call_activation_backward(void) {
     const open_case* o = &now_open;
-    return amp_activation_backward(o->activation, o->b, o->type, o->a, o->type, o->c, o->type, o->n, &o->exec);
+    return amp_activation_backward(o->activation, amp_ref_of(o->b, o->type),
+        amp_ref_of(o->a, o->type), amp_ref_of(o->c, o->type), 0, o->n, &o->exec);
 }
 static void open_activation(const char* shape, amp_activation f) {
     now_open.n = count_of(shape);
@@ -685,11 +695,13 @@ static void open_slope(const char* shape, amp_activation f) {
 static void open_gelu_backward(const char* shape) { open_slope(shape, AMP_GELU); }
 static void open_relu_backward(const char* shape) { open_slope(shape, AMP_RELU); }
 static amp_result call_pool(void) {
-    return amp_pool2d_forward(&now_open.pool, now_open.a, now_open.type, now_open.b, now_open.type, NULL);
+    return amp_pool2d_forward(&now_open.pool, amp_ref_of(now_open.a, now_open.type),
+        amp_ref_of(now_open.b, now_open.type), NULL);
 }
 static amp_result call_pool_backward(void) {
     const open_case* o = &now_open;
-    return amp_pool2d_backward(&o->pool, o->b, o->type, o->a, o->type, o->c, o->type, NULL);
+    return amp_pool2d_backward(&o->pool, amp_ref_of(o->b, o->type), amp_ref_of(o->a, o->type),
+        amp_ref_of(o->c, o->type), 0, NULL);
 }
 static void open_pool(const char* shape) {
     open_case* o = &now_open;

@@ -107,7 +107,8 @@ static void randomize(void* p, amp_dtype t, size_t n, uint64_t seed) {
     Memory part(host.size() * sizeof(float));
     NEED(cudaMemcpy(part.p, host.data(), host.size() * sizeof(float), cudaMemcpyHostToDevice));
     for (size_t i = 0; i < n; i += host.size())
-        NEED(amp_cuda_convert((char*)p + i * amp_dtype_size(t), t, part.p, AMP_F32, std::min(host.size(), n - i), &e));
+        NEED(amp_cuda_convert(amp_ref_of((char*)p + i * amp_dtype_size(t), t), amp_ref_of(part.p, AMP_F32),
+            std::min(host.size(), n - i), &e));
     NEED(cudaDeviceSynchronize());
 }
 
@@ -121,9 +122,9 @@ static double distance(const void* x, const void* y, amp_dtype t, size_t n) {
     std::vector<float> a(n), b(n);
     double error = 0, size = 0;
     NEED(cudaMemcpy(bytes.data(), x, bytes.size(), cudaMemcpyDeviceToHost));
-    NEED(amp_convert(a.data(), AMP_F32, bytes.data(), t, n));
+    NEED(amp_convert(amp_f32(a.data()), amp_ref_of(bytes.data(), t), n));
     NEED(cudaMemcpy(bytes.data(), y, bytes.size(), cudaMemcpyDeviceToHost));
-    NEED(amp_convert(b.data(), AMP_F32, bytes.data(), t, n));
+    NEED(amp_convert(amp_f32(b.data()), amp_ref_of(bytes.data(), t), n));
     for (size_t i = 0; i < n; i++) {
         error += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]);
         size += (double)b[i] * (double)b[i];
@@ -147,8 +148,8 @@ static void bench_gemm(const Shape& s, amp_cuda* own, amp_cuda* blas, const Memo
     shape.trans_a = s.ta ? AMP_TRANS : AMP_NO_TRANS; shape.trans_b = s.tb ? AMP_TRANS : AMP_NO_TRANS;
     shape.m = s.m; shape.n = s.n; shape.k = s.k;
     auto by = [&](const amp_exec& e, size_t i, void* to) {
-        NEED(amp_cuda_backend()->gemm(&shape, 1.0f, (char*)left.p + i * a * in, s.in, (char*)right.p + i * b * in, s.in,
-                                      0.0f, to, s.out, &e));
+        NEED(amp_cuda_backend()->gemm(&shape, 1.0f, amp_ref_of((char*)left.p + i * a * in, s.in),
+            amp_ref_of((char*)right.p + i * b * in, s.in), 0.0f, amp_ref_of(to, s.out), &e));
     };
     NEED(cudaMemset(result.p, 0xff, c * out));
     by(eo, 0, result.p);
@@ -535,8 +536,8 @@ struct Gpt : Training {
     }
     void launches() {
         gpt_forward(&g, (const int32_t*)tokens->p, g.s.batch);
-        NEED(g.backend->softmax_cross_entropy_forward(g.logits, AMP_F32, (const int32_t*)targets->p, 0.0f,
-                                                      (float*)loss->p, g.rows, g.s.vocabulary, &g.exec));
+        NEED(g.backend->softmax_cross_entropy_forward(amp_f32(g.logits),
+            (const int32_t*)targets->p, NULL, (float*)loss->p, g.rows, g.s.vocabulary, &g.exec));
         gpt_backward(&g, (const int32_t*)tokens->p, (const int32_t*)targets->p, nullptr);
         NEED(timed("optimizer_step", amp_cuda_optimizer_step)(optimizer, nullptr, &g.exec));
     }
@@ -568,7 +569,8 @@ static double largest_product() {
     randomize(a.p, AMP_BF16, n * n, 1);
     randomize(b.p, AMP_BF16, n * n, 2);
     const double t = measure({ [&](size_t) {
-        NEED(amp_cuda_backend()->gemm(&s, 1.0f, a.p, AMP_BF16, b.p, AMP_BF16, 0.0f, c.p, AMP_BF16, &e));
+        NEED(amp_cuda_backend()->gemm(&s, 1.0f, amp_ref_of(a.p, AMP_BF16), amp_ref_of(b.p, AMP_BF16), 0.0f, amp_ref_of(c.p, AMP_BF16),
+            &e));
     } }, 1, 2, stream.s)[0];
     amp_cuda_destroy(context);
     return 2e6 * (double)n * (double)n * (double)n / t;

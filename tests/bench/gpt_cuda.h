@@ -73,7 +73,8 @@ static void gpt_products(const gpt* g, amp_transpose ta, amp_transpose tb, size_
     s.a_stride = a.head; s.b_stride = b.head; s.c_stride = c.head;
     auto at = [](const gpt_heads& h, size_t i) { return (char*)h.p + i * h.sequence * amp_dtype_size(h.type); };
     for (size_t i = 0; i < g->rows / g->s.length; i++)
-        g->backend->gemm(&s, alpha, at(a, i), a.type, at(b, i), b.type, 0.0f, at(c, i), c.type, &g->exec);
+        g->backend->gemm(&s, alpha, amp_ref_of(at(a, i), a.type), amp_ref_of(at(b, i), b.type),
+            0.0f, amp_ref_of(at(c, i), c.type), &g->exec);
 }
 /* The operands: queries, keys and values of qkv (or of its gradient), a narrow one, the scores. */
 static gpt_heads gpt_part(const gpt* g, void* qkv, size_t part) {
@@ -94,7 +95,8 @@ static void gpt_head_forward(const gpt* g, const gpt_block* b, size_t) {
     gpt_products(g, AMP_NO_TRANS, AMP_TRANS, T, T, D, 1.0f / sqrtf((float)D), gpt_part(g, b->qkv, 0),
                  gpt_part(g, b->qkv, 1), gpt_square(g, g->scores, AMP_F32));
     gpt_launch("hide_future", gpt_k_hide_future, all * T, g, g->scores, all * T, T);
-    g->backend->softmax_forward(g->scores, AMP_F32, b->weights, g->s.low, all, T, &g->exec);
+    g->backend->softmax_forward(amp_f32(g->scores), amp_ref_of(b->weights, g->s.low), all, T,
+        &g->exec);
     gpt_products(g, AMP_NO_TRANS, AMP_NO_TRANS, T, D, T, 1.0f, gpt_square(g, b->weights, g->s.low),
                  gpt_part(g, b->qkv, 2), gpt_narrow(g, b->mixed));
 }
@@ -107,7 +109,8 @@ static void gpt_head_backward(const gpt* g, const gpt_block* b, size_t) {
     gpt_products(g, AMP_TRANS, AMP_NO_TRANS, T, D, T, 1.0f, weights, dmixed, gpt_part(g, g->dqkv, 2));
     gpt_products(g, AMP_NO_TRANS, AMP_TRANS, T, T, D, 1.0f, dmixed, gpt_part(g, b->qkv, 2),
                  gpt_square(g, g->scores, AMP_F32));
-    g->backend->softmax_backward(g->scores, AMP_F32, b->weights, low, g->dscores, low, all, T, &g->exec);
+    g->backend->softmax_backward(amp_f32(g->scores), amp_ref_of(b->weights, low),
+        amp_ref_of(g->dscores, low), 0, all, T, &g->exec);
     gpt_products(g, AMP_NO_TRANS, AMP_NO_TRANS, T, D, T, alpha, dscores, gpt_part(g, b->qkv, 1), gpt_part(g, g->dqkv, 0));
     gpt_products(g, AMP_TRANS, AMP_NO_TRANS, T, D, T, alpha, dscores, gpt_part(g, b->qkv, 0), gpt_part(g, g->dqkv, 1));
 }

@@ -71,7 +71,7 @@ static inline float number(Numbers kind) {
 
 static inline float get(const unsigned char* at, amp_dtype t) {
     float v;
-    amp_convert(&v, AMP_F32, at, t, 1);
+    amp_convert(amp_f32(&v), amp_ref_of(at, t), 1);
     return v;
 }
 
@@ -97,11 +97,11 @@ struct Array {
 
     unsigned char* here(size_t i = 0) { return host.data() + (lead + i) * size; }
     unsigned char* there() const { return device + lead * size; }
-    void set(size_t i, float v) { amp_convert(here(i), type, &v, AMP_F32, 1); }
+    void set(size_t i, float v) { amp_convert(amp_ref_of(here(i), type), amp_f32(&v), 1); }
     float value(size_t i) { return get(here(i), type); }
     std::vector<double> doubles() const {
         std::vector<float> v(host.size() / size - lead);
-        amp_convert(v.data(), AMP_F32, host.data() + lead * size, type, v.size());
+        amp_convert(amp_f32(v.data()), amp_ref_of(host.data() + lead * size, type), v.size());
         return std::vector<double>(v.begin(), v.end());
     }
     void fill(size_t count, Numbers kind) { for (size_t i = 0; i < count; i++) set(i, number(kind)); }

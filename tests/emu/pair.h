@@ -75,7 +75,7 @@ struct Pair {
     void* here() { return host.data(); }
     void* there() const { return memory + lead; }
     void send() const { OK(cudaMemcpy(there(), host.data(), n * size, cudaMemcpyHostToDevice)); }
-    void set(size_t i, float v) { amp_convert(&host[i * size], type, &v, AMP_F32, 1); }
+    void set(size_t i, float v) { amp_convert(amp_ref_of(&host[i * size], type), amp_f32(&v), 1); }
     void set_bits(size_t i, uint32_t u) {
         uint16_t h = (uint16_t)u;
         if (size == 4) memcpy(&host[i * size], &u, 4);

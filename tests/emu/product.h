@@ -137,9 +137,11 @@ struct Call {
     explicit Call(const Problem& p)
         : shape(shape_of(p)), desc(desc_of(p)), a(p.a.data.there()), b(p.b.data.there()), c(p.c.data.there()),
           at(p.s.at), bt(p.s.bt), ct(p.s.ct), alpha(p.s.alpha), beta(p.s.beta) {}
-    amp_result plain(const amp_exec* e) const { return cuda->gemm(&shape, alpha, a, at, b, bt, beta, c, ct, e); }
+    amp_result plain(const amp_exec* e) const { return cuda->gemm(&shape, alpha,
+        amp_ref_of(a, at), amp_ref_of(b, bt), beta, amp_ref_of(c, ct), e); }
     amp_result with_desc(const amp_exec* e) const {
-        return amp_cuda_gemm_with(&shape, alpha, a, at, b, bt, beta, c, ct, &desc, e);
+        return amp_cuda_gemm_with(&shape, alpha, amp_ref_of(a, at), amp_ref_of(b, bt), beta,
+            amp_ref_of(c, ct), &desc, e);
     }
 };
 
@@ -179,15 +181,15 @@ static inline std::vector<float> cpu_sums(Problem& p, size_t batch) {
     for (size_t i = 0; i < s.m && s.beta != 0; i++)
         for (size_t j = 0; j < s.n; j++) v[i * s.n + j] = p.c.data.value(p.c.at(batch, i, j));
     const amp_gemm_shape one = product(s.ta, s.tb, s.m, s.n, s.k, p.a.ld, p.b.ld, s.n);
-    CHECK(amp_gemm(&one, s.alpha, p.a.data.here(batch * p.a.stride), s.at, p.b.data.here(batch * p.b.stride), s.bt,
-                   s.beta, v.data(), AMP_F32, nullptr)
+    CHECK(amp_gemm(&one, s.alpha, amp_ref_of(p.a.data.here(batch * p.a.stride), s.at),
+        amp_ref_of(p.b.data.here(batch * p.b.stride), s.bt), s.beta, amp_f32(v.data()), nullptr)
           == AMP_OK);
     for (size_t i = 0; i < s.m && s.bias; i++)
         for (size_t j = 0; j < s.n; j++) v[i * s.n + j] += p.bias.value(p.bias_at(batch, i, j));
     if (s.epilogue) {
         std::vector<float> x = v;
-        CHECK(amp_activation_forward(activation_of(s.epilogue), x.data(), AMP_F32, v.data(), AMP_F32,
-                                     s.m * s.n, nullptr)
+        CHECK(amp_activation_forward(activation_of(s.epilogue), amp_f32(x.data()),
+            amp_f32(v.data()), s.m * s.n, nullptr)
               == AMP_OK);
     }
     return v;
@@ -200,8 +202,8 @@ static inline Bytes expected(Problem& p) {
         std::vector<float> v = cpu_sums(p, b);
         for (size_t i = 0; i < p.s.m; i++)
             for (size_t j = 0; j < p.s.n; j++)
-                amp_convert(&image[(p.c.data.lead + p.c.at(b, i, j)) * p.c.data.size], p.s.ct,
-                            &v[i * p.s.n + j], AMP_F32, 1);
+                amp_convert(amp_ref_of(&image[(p.c.data.lead + p.c.at(b, i, j)) * p.c.data.size], p.s.ct),
+                    amp_f32(&v[i * p.s.n + j]), 1);
     }
     return image;
 }

@@ -37,7 +37,8 @@ struct Tensor {
     float* floats() { return (float*)dev; }
     float value(const Bytes& b, size_t i) const { return ::get(b.data() + i * amp_dtype_size(type), type); }
     float operator[](size_t i) const { return value(host, i); }
-    void set(size_t i, float v) { amp_convert(host.data() + i * amp_dtype_size(type), type, &v, AMP_F32, 1); }
+    void set(size_t i, float v) { amp_convert(amp_ref_of(host.data() + i * amp_dtype_size(type), type),
+        amp_f32(&v), 1); }
     /* The device receives the host's elements, or poison. */
     void send() {
         if (bytes) OK(cudaMemcpy(dev, host.data(), bytes, cudaMemcpyHostToDevice));

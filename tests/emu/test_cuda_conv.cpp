@@ -59,25 +59,29 @@ struct Conv {
     size_t outputs() const { return (size_t)shape.out_channels; }
 
     amp_result forward(bool bias, const amp_exec* e) const {
-        return cuda->conv2d_forward(&shape, x.there(), x.type, w.there(), w.type,
-                                       bias ? b.there() : nullptr, b.type, y.there(), y.type, e);
+        return cuda->conv2d_forward(&shape, amp_ref_of(x.there(), x.type),
+            amp_ref_of(w.there(), w.type), amp_ref_of(bias ? b.there() : nullptr, b.type),
+            amp_ref_of(y.there(), y.type), e);
     }
     /* wanted: 1 dx, 2 dw, 4 db; what none of them needs is NULL. */
     amp_result backward(int wanted, int accumulate, const amp_exec* e) const {
-        return cuda->conv2d_backward(&shape, dy.there(), dy.type, wanted & 2 ? x.there() : nullptr,
-                                        x.type, wanted & 1 ? w.there() : nullptr, w.type,
-                                        wanted & 1 ? dx.there() : nullptr, dx.type,
-                                        wanted & 2 ? dw.there() : nullptr, dw.type,
-                                        wanted & 4 ? db.there() : nullptr, db.type, accumulate, e);
+        return cuda->conv2d_backward(&shape, amp_ref_of(dy.there(), dy.type),
+            amp_ref_of(wanted & 2 ? x.there() : nullptr, x.type),
+            amp_ref_of(wanted & 1 ? w.there() : nullptr, w.type),
+            amp_ref_of(wanted & 1 ? dx.there() : nullptr, dx.type),
+            amp_ref_of(wanted & 2 ? dw.there() : nullptr, dw.type),
+            amp_ref_of(wanted & 4 ? db.there() : nullptr, db.type), accumulate, e);
     }
     void cpu(bool bias, int wanted, int accumulate) {
-        CHECK(amp_conv2d_forward(&shape, x.here(), x.type, w.here(), w.type, bias ? b.here() : nullptr,
-                                 b.type, y.here(), y.type, nullptr)
+        CHECK(amp_conv2d_forward(&shape, amp_ref_of(x.here(), x.type),
+            amp_ref_of(w.here(), w.type), amp_ref_of(bias ? b.here() : nullptr, b.type),
+            amp_ref_of(y.here(), y.type), nullptr)
               == AMP_OK);
-        CHECK(amp_conv2d_backward(&shape, dy.here(), dy.type, x.here(), x.type, w.here(), w.type,
-                                  wanted & 1 ? dx.here() : nullptr, dx.type,
-                                  wanted & 2 ? dw.here() : nullptr, dw.type,
-                                  wanted & 4 ? db.here() : nullptr, db.type, accumulate, nullptr)
+        CHECK(amp_conv2d_backward(&shape, amp_ref_of(dy.here(), dy.type),
+            amp_ref_of(x.here(), x.type), amp_ref_of(w.here(), w.type),
+            amp_ref_of(wanted & 1 ? dx.here() : nullptr, dx.type),
+            amp_ref_of(wanted & 2 ? dw.here() : nullptr, dw.type),
+            amp_ref_of(wanted & 4 ? db.here() : nullptr, db.type), accumulate, nullptr)
               == AMP_OK);
     }
 };
@@ -215,8 +219,9 @@ static void test_defaults() {
     Conv c(s, { AMP_F32, AMP_F32, AMP_F32 }, WHOLE);
     check_bits(c, 7, 0, true, 0);
     c.y.upload();
-    CHECK(cuda->conv2d_forward(&s, c.x.there(), AMP_DTYPE_DEFAULT, c.w.there(), AMP_DTYPE_DEFAULT,
-                                  nullptr, AMP_F32, c.y.there(), AMP_DTYPE_DEFAULT, nullptr)
+    CHECK(cuda->conv2d_forward(&s, amp_ref_of(c.x.there(), AMP_DTYPE_DEFAULT),
+        amp_ref_of(c.w.there(), AMP_DTYPE_DEFAULT), AMP_NONE,
+        amp_ref_of(c.y.there(), AMP_DTYPE_DEFAULT), nullptr)
           == AMP_OK);
     c.cpu(false, 0, 0);
     check_array(c.y, c.y.host, "y", c);
@@ -480,12 +485,13 @@ static void check_order(Conv& c, int dx) {
     Array got(AMP_F32, dx ? c.z.x : c.z.y, true);
     got.upload();
     if (dx)
-        CHECK(cuda->conv2d_backward(&c.shape, c.dy.there(), c.dy.type, nullptr, AMP_F32, c.w.there(), c.w.type,
-                                       got.there(), AMP_F32, nullptr, AMP_F32, nullptr, AMP_F32, 0, nullptr)
+        CHECK(cuda->conv2d_backward(&c.shape, amp_ref_of(c.dy.there(), c.dy.type), AMP_NONE,
+            amp_ref_of(c.w.there(), c.w.type), amp_ref_of(got.there(), AMP_F32), AMP_NONE, AMP_NONE, 0,
+            nullptr)
               == AMP_OK);
     else
-        CHECK(cuda->conv2d_forward(&c.shape, c.x.there(), c.x.type, c.w.there(), c.w.type, nullptr, AMP_F32,
-                                      got.there(), AMP_F32, nullptr)
+        CHECK(cuda->conv2d_forward(&c.shape, amp_ref_of(c.x.there(), c.x.type),
+            amp_ref_of(c.w.there(), c.w.type), AMP_NONE, amp_ref_of(got.there(), AMP_F32), nullptr)
               == AMP_OK);
     for (int n = 0; n < s.n; n++)
         for (int o = 0; o < outputs; o++)
@@ -606,10 +612,11 @@ static void refuse_shape(const int* z, void* first, amp_result code, const char*
     long before = launches();
     void* p[6];
     for (int i = 0; i < 6; i++) p[i] = (void*)((uintptr_t)first + ((uintptr_t)i << 42));
-    check_refused(cuda->conv2d_forward(&s, p[0], AMP_F32, p[1], AMP_F32, nullptr, AMP_F32, p[2], AMP_F32, &e),
+    check_refused(cuda->conv2d_forward(&s, amp_ref_of(p[0], AMP_F32), amp_ref_of(p[1], AMP_F32), AMP_NONE, amp_ref_of(p[2], AMP_F32),
+        &e),
                   code, words, before);
-    check_refused(cuda->conv2d_backward(&s, p[0], AMP_F32, p[1], AMP_F32, p[2], AMP_F32, p[3], AMP_F32, p[4],
-                                           AMP_F32, p[5], AMP_F32, 0, &e),
+    check_refused(cuda->conv2d_backward(&s, amp_ref_of(p[0], AMP_F32), amp_ref_of(p[1], AMP_F32), amp_ref_of(p[2], AMP_F32),
+        amp_ref_of(p[3], AMP_F32), amp_ref_of(p[4], AMP_F32), amp_ref_of(p[5], AMP_F32), 0, &e),
                   code, words, before);
     if (code != AMP_ERR_UNSUPPORTED) CHECK(cuda->conv2d_workspace(&s) == 0);
 }
@@ -667,12 +674,13 @@ static void test_refused_calls() {
     d.upload();
     auto forward = [&](const amp_conv2d_shape* shape, const void* x, amp_dtype xt, const void* w,
                        const void* b, void* y) {
-        return cuda->conv2d_forward(shape, x, xt, at(w, 1), AMP_F32, at(b, 2), AMP_F32, at(y, 3), AMP_F32, &e);
+        return cuda->conv2d_forward(shape, amp_ref_of(x, xt), amp_f32(at(w, 1)),
+            amp_f32(at(b, 2)), amp_f32(at(y, 3)), &e);
     };
     auto backward = [&](const void* dy, const void* x, const void* w, void* dx, void* dw, void* db,
                         amp_dtype dbt) {
-        return cuda->conv2d_backward(&s, dy, AMP_F32, at(x, 1), AMP_F32, at(w, 2), AMP_F32, at(dx, 3), AMP_F32,
-                                        at(dw, 4), AMP_F32, at(db, 5), dbt, 0, &e);
+        return cuda->conv2d_backward(&s, amp_ref_of(dy, AMP_F32), amp_f32(at(x, 1)), amp_f32(at(w, 2)),
+            amp_f32(at(dx, 3)), amp_f32(at(dw, 4)), amp_ref_of(at(db, 5), dbt), 0, &e);
     };
     check_refused(forward(nullptr, p, AMP_F32, p, nullptr, p), AMP_ERR_ARGUMENT,
                   "conv2d: the shape is NULL", before);
@@ -695,7 +703,7 @@ static void test_refused_calls() {
     check_refused(backward(p, p, p, p, p, host, AMP_F32), AMP_ERR_ARGUMENT, "db is host memory", before);
     check_refused(backward(p, p, p, (float*)p + 128, p, p, AMP_F32), AMP_ERR_ARGUMENT, "dx would be written over w",
                   before);
-    CHECK(cuda->conv2d_forward(&s, p, AMP_F32, nullptr, AMP_F32, nullptr, AMP_F32, p, AMP_F32, nullptr)
+    CHECK(cuda->conv2d_forward(&s, amp_ref_of(p, AMP_F32), AMP_NONE, AMP_NONE, amp_ref_of(p, AMP_F32), nullptr)
           == AMP_ERR_ARGUMENT);
     CHECK(d.download() == d.host);
 }

@@ -144,7 +144,7 @@ static void test_empty() {
     long before = launches();
     p.c.data.upload();
     const amp_gemm_shape empty = {};
-    CHECK(cuda->gemm(&empty, 1, nullptr, AMP_F32, nullptr, AMP_F32, 0, nullptr, AMP_F32, &e) == AMP_OK);
+    CHECK(cuda->gemm(&empty, 1, AMP_NONE, AMP_NONE, 0, AMP_NONE, &e) == AMP_OK);
     Call none(p);
     none.shape.m = 0;
     none.shape.batch = 5;
@@ -453,15 +453,18 @@ struct Dense {
         for (Array* a : { &x, &w, &b, &dy }) a->upload();
     }
     amp_result forward(bool bias, const amp_exec* e) const {
-        return cuda->linear_forward(x.there(), x.type, w.there(), w.type, bias ? b.there() : nullptr,
-                                       b.type, y.there(), y.type, n, in, out, e);
+        return cuda->linear_forward(amp_ref_of(x.there(), x.type), amp_ref_of(w.there(), w.type),
+            amp_ref_of(bias ? b.there() : nullptr, b.type), amp_ref_of(y.there(), y.type), n, in,
+            out, e);
     }
     /* wanted: 1 dx, 2 dw, 4 db; what none of them needs is NULL. */
     amp_result backward(int wanted, int accumulate, const amp_exec* e) const {
-        return cuda->linear_backward(
-            dy.there(), dy.type, wanted & 2 ? x.there() : nullptr, x.type, wanted & 1 ? w.there() : nullptr,
-            w.type, wanted & 1 ? dx.there() : nullptr, dx.type, wanted & 2 ? dw.there() : nullptr, dw.type,
-            wanted & 4 ? db.there() : nullptr, db.type, accumulate, n, in, out, e);
+        return cuda->linear_backward(amp_ref_of(dy.there(), dy.type),
+            amp_ref_of(wanted & 2 ? x.there() : nullptr, x.type),
+            amp_ref_of(wanted & 1 ? w.there() : nullptr, w.type),
+            amp_ref_of(wanted & 1 ? dx.there() : nullptr, dx.type),
+            amp_ref_of(wanted & 2 ? dw.there() : nullptr, dw.type),
+            amp_ref_of(wanted & 4 ? db.there() : nullptr, db.type), accumulate, n, in, out, e);
     }
 };
 
@@ -496,13 +499,16 @@ static void check_dense(Dense& d, int wanted, int accumulate, bool bias, size_t 
     Bytes before[4];
     for (int i = 0; i < 4; i++) outputs[i]->upload(), before[i] = outputs[i]->host;
     CHECK(d.forward(bias, &e) == AMP_OK && d.backward(wanted, accumulate, &e) == AMP_OK);
-    CHECK(amp_linear_forward(d.x.here(), d.x.type, d.w.here(), d.w.type, bias ? d.b.here() : nullptr,
-                             d.b.type, d.y.here(), d.y.type, d.n, d.in, d.out, nullptr)
+    CHECK(amp_linear_forward(amp_ref_of(d.x.here(), d.x.type), amp_ref_of(d.w.here(), d.w.type),
+        amp_ref_of(bias ? d.b.here() : nullptr, d.b.type), amp_ref_of(d.y.here(), d.y.type), d.n,
+        d.in, d.out, nullptr)
           == AMP_OK);
-    CHECK(amp_linear_backward(
-              d.dy.here(), d.dy.type, d.x.here(), d.x.type, d.w.here(), d.w.type,
-              wanted & 1 ? d.dx.here() : nullptr, d.dx.type, wanted & 2 ? d.dw.here() : nullptr, d.dw.type,
-              wanted & 4 ? d.db.here() : nullptr, d.db.type, accumulate, d.n, d.in, d.out, nullptr)
+    CHECK(amp_linear_backward(amp_ref_of(d.dy.here(), d.dy.type),
+        amp_ref_of(d.x.here(), d.x.type), amp_ref_of(d.w.here(), d.w.type),
+        amp_ref_of(wanted & 1 ? d.dx.here() : nullptr, d.dx.type),
+        amp_ref_of(wanted & 2 ? d.dw.here() : nullptr, d.dw.type),
+        amp_ref_of(wanted & 4 ? d.db.here() : nullptr, d.db.type), accumulate, d.n, d.in, d.out,
+        nullptr)
           == AMP_OK);
     check_array(d.y, d.y.host, "y", d);
     check_array(d.dx, d.dx.host, "dx", d);
@@ -583,7 +589,7 @@ static void refuse_gemm(amp_transpose ta, size_t m, size_t n, size_t k, const vo
     long before = launches();
     amp_gemm_shape s = product(0, 0, m, n, k, lda, ldb, ldc);
     s.trans_a = ta;
-    check_refused(cuda->gemm(&s, 1, a, at, b, AMP_F32, 0, c, AMP_F32, &e), code, words, before);
+    check_refused(cuda->gemm(&s, 1, amp_ref_of(a, at), amp_ref_of(b, AMP_F32), 0, amp_ref_of(c, AMP_F32), &e), code, words, before);
 }
 
 static void test_refused_products() {
@@ -620,9 +626,9 @@ static void test_refused_products() {
     refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, q, 3, host, 3, AMP_ERR_ARGUMENT,
                 "amp_cuda_gemm: c is host memory");
     const amp_gemm_shape s = product(0, 0, 2, 3, 5, 5, 3, 3);
-    CHECK(cuda->gemm(&s, 1, p, AMP_F32, q, AMP_F32, 0, nullptr, AMP_F32, nullptr) == AMP_ERR_ARGUMENT);
+    CHECK(cuda->gemm(&s, 1, amp_f32(p), amp_f32(q), 0, AMP_NONE, nullptr) == AMP_ERR_ARGUMENT);
     amp_exec e = quiet_exec();
-    check_refused(cuda->gemm(nullptr, 1, p, AMP_F32, q, AMP_F32, 0, r, AMP_F32, &e), AMP_ERR_ARGUMENT,
+    check_refused(cuda->gemm(nullptr, 1, amp_f32(p), amp_f32(q), 0, amp_f32(r), &e), AMP_ERR_ARGUMENT,
                   "amp_cuda_gemm: the shape is NULL", launches());
     refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, q, 3, p + 9, 3, AMP_ERR_ARGUMENT,
                 "amp_cuda_gemm: c would be written over a");
@@ -722,12 +728,13 @@ static void test_refused_layers() {
     auto at = [&](const void* q, int i) { return q == p ? (float*)p + 64 * i : (float*)(uintptr_t)q; };
     d.upload();
     auto forward = [&](const void* x, const void* w, const void* b, amp_dtype bt, void* y, size_t n) {
-        return cuda->linear_forward(x, AMP_F32, at(w, 1), AMP_F32, at(b, 2), bt, at(y, 3), AMP_F32, n, 3, 4, &e);
+        return cuda->linear_forward(amp_ref_of(x, AMP_F32), amp_f32(at(w, 1)), amp_ref_of(at(b, 2), bt),
+            amp_f32(at(y, 3)), n, 3, 4, &e);
     };
     auto backward = [&](const void* dy, const void* x, const void* w, void* dx, void* dw, void* db,
                         amp_dtype dbt) {
-        return cuda->linear_backward(dy, AMP_F32, at(x, 1), AMP_F32, at(w, 2), AMP_F32, at(dx, 3), AMP_F32,
-                                        at(dw, 4), AMP_F32, at(db, 5), dbt, 0, 2, 3, 4, &e);
+        return cuda->linear_backward(amp_ref_of(dy, AMP_F32), amp_f32(at(x, 1)), amp_f32(at(w, 2)),
+            amp_f32(at(dx, 3)), amp_f32(at(dw, 4)), amp_ref_of(at(db, 5), dbt), 0, 2, 3, 4, &e);
     };
     check_refused(forward(p, nullptr, nullptr, AMP_F32, p, 2), AMP_ERR_ARGUMENT,
                   "w is NULL, but it has 4 x 3 elements", before);

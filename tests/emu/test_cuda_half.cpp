@@ -18,8 +18,10 @@ static void check_convert(Tensor& dst, Tensor& src, const amp_convert_desc* desc
     const void* from = src.dev == dst.dev ? dst.host.data() : src.host.data();
     dst.poison();
     if (src.dev == dst.dev) src.send();
-    CHECK(amp_convert_with(dst.at(), dst.type, from, src.type, src.n, desc ? &host : nullptr) == AMP_OK);
-    CHECK(amp_cuda_convert_with(dst.dev, dst.type, src.dev, src.type, src.n, desc ? &device : nullptr, nullptr)
+    CHECK(amp_convert_with(amp_ref_of(dst.at(), dst.type), amp_ref_of(from, src.type), src.n,
+        desc ? &host : nullptr) == AMP_OK);
+    CHECK(amp_cuda_convert_with(amp_ref_of(dst.dev, dst.type), amp_ref_of(src.dev, src.type),
+        src.n, desc ? &device : nullptr, nullptr)
           == AMP_OK);
     CHECK_BITS(dst, 1);
     if (!desc) return;
@@ -114,14 +116,15 @@ static void test_grid_stride() {
     d.saturate = 1;
     d.rounding = AMP_ROUND_STOCHASTIC;
     d.saturated = &hits;
-    const ampi_cuda_map m = ampi_cuda_map_of(src.dev, src.type, nullptr, AMP_F32, dst.dev, dst.type, n);
+    const ampi_cuda_map m = ampi_cuda_map_of(amp_ref_of(src.dev, src.type), AMP_NONE,
+        amp_ref_of(dst.dev, dst.type), n);
     const ampi_cuda_rounding how = { 1, 1, 0, 0, (size_t*)count.dev };
     CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_convert, dim3(2), dim3(AMPI_CUDA_BLOCK), 0, m) == AMP_OK);
-    CHECK(amp_convert(dst.at(), dst.type, src.at(), src.type, n) == AMP_OK);
+    CHECK(amp_convert(amp_ref_of(dst.at(), dst.type), amp_ref_of(src.at(), src.type), n) == AMP_OK);
     CHECK_BITS(dst, 1);
     OK(cudaMemset(count.dev, 0, sizeof hits));
     CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_convert_with, dim3(2), dim3(AMPI_CUDA_BLOCK), 0, m, how) == AMP_OK);
-    CHECK(amp_convert_with(dst.at(), dst.type, src.at(), src.type, n, &d) == AMP_OK);
+    CHECK(amp_convert_with(amp_ref_of(dst.at(), dst.type), amp_ref_of(src.at(), src.type), n, &d) == AMP_OK);
     CHECK_BITS(dst, 1);
     OK(cudaMemcpy(&got, count.dev, sizeof got, cudaMemcpyDeviceToHost));
     CHECK(got == hits && hits > 0);
@@ -135,8 +138,9 @@ static void test_in_place() {
             for (size_t shift : { 0, 3 }) {
                 Tensor t(from, 4500, shift);
                 t.fill(awkward);
-                CHECK(amp_convert(t.at(), to, t.at(), from, t.n) == AMP_OK);
-                CHECK(amp_cuda_convert(t.dev, to, t.dev, from, t.n, nullptr) == AMP_OK);
+                CHECK(amp_convert(amp_ref_of(t.at(), to), amp_ref_of(t.at(), from), t.n) == AMP_OK);
+                CHECK(amp_cuda_convert(amp_ref_of(t.dev, to), amp_ref_of(t.dev, from), t.n,
+                    nullptr) == AMP_OK);
                 t.type = to;
                 CHECK_BITS(t, 1);
             }
@@ -153,7 +157,7 @@ static void test_orders() {
         d.saturated = (size_t*)count.dev;
         dst.poison();
         OK(cudaMemset(count.dev, 0, sizeof(size_t)));
-        CHECK(amp_cuda_convert_with(dst.dev, AMP_F16, src.dev, AMP_F32, src.n, &d, nullptr) == AMP_OK);
+        CHECK(amp_cuda_convert_with(amp_ref_of(dst.dev, AMP_F16), amp_ref_of(src.dev, AMP_F32), src.n, &d, nullptr) == AMP_OK);
         Bytes all = dst.get(), c = count.get();
         all.insert(all.end(), c.begin(), c.end());
         return all;
@@ -171,12 +175,13 @@ static void test_streams() {
     OK(cudaMallocHost((void**)&pinned, 1000 * sizeof *pinned));
     memcpy(pinned, src.at(), 1000 * sizeof *pinned);
     log.exec.stream = stream;
-    CHECK(amp_convert(dst.at(), AMP_F16, src.at(), AMP_F32, 1000) == AMP_OK);
-    CHECK(amp_cuda_convert(dst.dev, AMP_F16, src.dev, AMP_DTYPE_DEFAULT, 1000, &log.exec) == AMP_OK);
+    CHECK(amp_convert(amp_ref_of(dst.at(), AMP_F16), amp_ref_of(src.at(), AMP_F32), 1000) == AMP_OK);
+    CHECK(amp_cuda_convert(amp_ref_of(dst.dev, AMP_F16), amp_ref_of(src.dev, AMP_DTYPE_DEFAULT), 1000,
+        &log.exec) == AMP_OK);
     CHECK(amp_cuda_synchronize(&log.exec) == AMP_OK);
     CHECK_BITS(dst, 1);
     dst.poison();
-    CHECK(amp_cuda_convert(dst.dev, AMP_F16, pinned, AMP_F32, 1000, &log.exec) == AMP_OK);
+    CHECK(amp_cuda_convert(amp_ref_of(dst.dev, AMP_F16), amp_f32(pinned), 1000, &log.exec) == AMP_OK);
     CHECK(amp_cuda_synchronize(&log.exec) == AMP_OK);
     CHECK_BITS(dst, 1);
     CHECK(log.count == 0);
@@ -193,9 +198,9 @@ static void test_write_combined() {
     OK(cudaHostAlloc((void**)&x, 64 * sizeof *x, cudaHostAllocWriteCombined));
     memset(x, 0, 64 * sizeof *x);
     OK(cudaPointerGetAttributes(&a, x));
-    if (a.devicePointer == x) CHECK(amp_cuda_convert(y.dev, AMP_F16, x, AMP_F32, 64, &log.exec) == AMP_OK);
+    if (a.devicePointer == x) CHECK(amp_cuda_convert(amp_ref_of(y.dev, AMP_F16), amp_f32(x), 64, &log.exec) == AMP_OK);
     else CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "src is host memory",
-                       amp_cuda_convert(y.dev, AMP_F16, x, AMP_F32, 64, &log.exec));
+                       amp_cuda_convert(amp_ref_of(y.dev, AMP_F16), amp_f32(x), 64, &log.exec));
     CHECK(amp_cuda_synchronize(&log.exec) == AMP_OK);
     OK(cudaFreeHost(x));
 }
@@ -208,35 +213,46 @@ static void test_errors() {
     float host[64] = { 0 };
     const amp_dtype unknown = (amp_dtype)9;
     x.fill(ordinary);
-    CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "dst is NULL", amp_cuda_convert(nullptr, AMP_F16, x.dev, AMP_F32, 64, e));
-    CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "src is NULL", amp_cuda_convert(y.dev, AMP_F16, nullptr, AMP_F32, 64, e));
-    CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "src is host memory", amp_cuda_convert(y.dev, AMP_F16, host, AMP_F32, 64, e));
-    CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "dst is host memory", amp_cuda_convert(host, AMP_F32, y.dev, AMP_F16, 64, e));
-    CHECK_REFUSED(log, AMP_ERR_DTYPE, "f64", amp_cuda_convert(y.dev, AMP_F16, x.dev, AMP_F64, 32, e));
-    CHECK_REFUSED(log, AMP_ERR_DTYPE, "f64", amp_cuda_convert(x.dev, AMP_F64, y.dev, AMP_F16, 32, e));
-    CHECK_REFUSED(log, AMP_ERR_DTYPE, "9", amp_cuda_convert(y.dev, unknown, x.dev, AMP_F32, 64, e));
-    CHECK_REFUSED(log, AMP_ERR_DTYPE, "9", amp_cuda_convert(y.dev, AMP_F16, x.dev, unknown, 64, e));
+    CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "dst is NULL", amp_cuda_convert(AMP_NONE, amp_ref_of(x.dev, AMP_F32),
+        64, e));
+    CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "src is NULL", amp_cuda_convert(amp_ref_of(y.dev, AMP_F16), AMP_NONE,
+        64, e));
+    CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "src is host memory", amp_cuda_convert(amp_ref_of(y.dev, AMP_F16),
+        amp_f32(host), 64, e));
+    CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "dst is host memory", amp_cuda_convert(amp_f32(host),
+        amp_ref_of(y.dev, AMP_F16), 64, e));
+    CHECK_REFUSED(log, AMP_ERR_DTYPE, "f64", amp_cuda_convert(amp_ref_of(y.dev, AMP_F16),
+        amp_ref_of(x.dev, AMP_F64), 32, e));
+    CHECK_REFUSED(log, AMP_ERR_DTYPE, "f64", amp_cuda_convert(amp_ref_of(x.dev, AMP_F64),
+        amp_ref_of(y.dev, AMP_F16), 32, e));
+    CHECK_REFUSED(log, AMP_ERR_DTYPE, "9", amp_cuda_convert(amp_ref_of(y.dev, unknown),
+        amp_ref_of(x.dev, AMP_F32), 64, e));
+    CHECK_REFUSED(log, AMP_ERR_DTYPE, "9", amp_cuda_convert(amp_ref_of(y.dev, AMP_F16),
+        amp_ref_of(x.dev, unknown), 64, e));
     CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "elements",
-                  amp_cuda_convert(y.dev, AMP_F16, x.dev, AMP_F32, SIZE_MAX / 2, e));
+                  amp_cuda_convert(amp_ref_of(y.dev, AMP_F16), amp_ref_of(x.dev, AMP_F32), SIZE_MAX / 2, e));
     CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "overlap",
-                  amp_cuda_convert((char*)x.dev + 16, AMP_F16, x.dev, AMP_F32, 32, e));
-    CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "sizes differ", amp_cuda_convert(x.dev, AMP_F16, x.dev, AMP_F32, 64, e));
+                  amp_cuda_convert(amp_ref_of((char*)x.dev + 16, AMP_F16), amp_ref_of(x.dev, AMP_F32), 32, e));
+    CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "sizes differ", amp_cuda_convert(amp_ref_of(x.dev, AMP_F16),
+        amp_ref_of(x.dev, AMP_F32), 64, e));
     d.rounding = (amp_rounding)2;
-    CHECK_REFUSED(log, AMP_ERR_DESC, "rounding 2", amp_cuda_convert_with(y.dev, AMP_F16, x.dev, AMP_F32, 64, &d, e));
+    CHECK_REFUSED(log, AMP_ERR_DESC, "rounding 2", amp_cuda_convert_with(amp_ref_of(y.dev, AMP_F16),
+        amp_ref_of(x.dev, AMP_F32), 64, &d, e));
     d.rounding = AMP_ROUND_STOCHASTIC;
-    CHECK_REFUSED(log, AMP_ERR_DESC, "stochastic", amp_cuda_convert_with(x.dev, AMP_F32, y.dev, AMP_F16, 64, &d, e));
+    CHECK_REFUSED(log, AMP_ERR_DESC, "stochastic", amp_cuda_convert_with(amp_ref_of(x.dev, AMP_F32),
+        amp_ref_of(y.dev, AMP_F16), 64, &d, e));
     size_t counter = 0;
     d.saturated = &counter;
     CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "desc.saturated is host memory",
-                  amp_cuda_convert_with(y.dev, AMP_F16, x.dev, AMP_F32, 64, &d, e));
+                  amp_cuda_convert_with(amp_ref_of(y.dev, AMP_F16), amp_ref_of(x.dev, AMP_F32), 64, &d, e));
     CHECK_LAUNCH_FAILS(log, "amp_cuda_convert: CUDA error", 1,
-                       amp_cuda_convert(y.dev, AMP_F16, x.dev, AMP_F32, 64, e));
+                       amp_cuda_convert(amp_ref_of(y.dev, AMP_F16), amp_ref_of(x.dev, AMP_F32), 64, e));
     d.saturated = nullptr;
     CHECK_LAUNCH_FAILS(log, "amp_cuda_convert: CUDA error", 1,
-                       amp_cuda_convert_with(y.dev, AMP_F16, x.dev, AMP_F32, 64, &d, e));
+                       amp_cuda_convert_with(amp_ref_of(y.dev, AMP_F16), amp_ref_of(x.dev, AMP_F32), 64, &d, e));
     for (unsigned char b : y.get()) CHECK(b == POISON);
     const long said = log.count, launched = launches();
-    CHECK(amp_cuda_convert(nullptr, AMP_F16, nullptr, AMP_F32, 0, e) == AMP_OK);
+    CHECK(amp_cuda_convert(AMP_NONE, AMP_NONE, 0, e) == AMP_OK);
     CHECK(log.count == said && launches() == launched);
 }
 

@@ -411,7 +411,7 @@ static void test_right_answers() {
     std::vector<float> bad(pictures, pictures + 8 * PIXELS);
     bad[5 * PIXELS + 3] = NAN;
     b.inputs[0] = bad.data();
-    CHECK(amp_evaluate(gpu, &b, &y) == AMP_OK && !amp_is_finite(&y.loss, AMP_F32) && strcmp(y.culprit, "input1") == 0);
+    CHECK(amp_evaluate(gpu, &b, &y) == AMP_OK && !amp_is_finite(amp_f32(&y.loss)) && strcmp(y.culprit, "input1") == 0);
     CHECK_MSG(strstr(y.message, "first in the output of 'input1', element 3 of sample 5"), "%s", y.message);
     amp_model_destroy(cpu);
     amp_model_destroy(gpu);
@@ -595,7 +595,8 @@ static void check_types_of_batch(amp_level level, amp_dtype images, amp_dtype la
         const uint8_t v = (uint8_t)(i * 37 % 251);
         const double wide = v;
         if (images == AMP_U8) x[(size_t)i] = v;
-        else amp_convert(x.data() + (size_t)i * amp_dtype_size(images), images, &wide, AMP_F64, 1);
+        else amp_convert(amp_ref_of(x.data() + (size_t)i * amp_dtype_size(images), images),
+            amp_ref_of(&wide, AMP_F64), 1);
     }
     for (int i = 0; i < 8; i++) {
         if (labels_type == AMP_U8) y[(size_t)i] = (unsigned char)labels[i];
@@ -1041,7 +1042,7 @@ static amp_result twice(void* data, amp_dtype t, size_t n, void* stream, void* u
     ranks->calls++;
     if (cudaStreamSynchronize((cudaStream_t)stream) != cudaSuccess) return AMP_ERR_DEVICE;
     cudaMemcpy(bytes.data(), data, bytes.size(), cudaMemcpyDeviceToHost);
-    amp_convert(wide.data(), AMP_F32, bytes.data(), t, n);
+    amp_convert(amp_f32(wide.data()), amp_ref_of(bytes.data(), t), n);
     if (n == 2 && wide[0] > ranks->flag) ranks->flag = wide[0];
     for (float& x : wide) x *= 2.0f;
     if (n == 2 && (ranks->found_inf || ranks->unsound)) {
@@ -1054,7 +1055,7 @@ static amp_result twice(void* data, amp_dtype t, size_t n, void* stream, void* u
         wide[0] = 0.5f * wide[0] + (float)ranks->refused;
         ranks->refused = 0;
     }
-    amp_convert(bytes.data(), t, wide.data(), AMP_F32, n);
+    amp_convert(amp_ref_of(bytes.data(), t), amp_f32(wide.data()), n);
     return cudaMemcpy(data, bytes.data(), bytes.size(), cudaMemcpyHostToDevice) == cudaSuccess ? AMP_OK : AMP_ERR_DEVICE;
 }
 
@@ -1122,14 +1123,14 @@ static void test_host_memory() {
     desc.logger = &logger;
     CHECK(amp_cuda_create(&c, &desc) == AMP_OK && cudaMalloc(&device, 4096) == cudaSuccess);
     amp_exec exec = amp_cuda_exec(c);
-    CHECK(amp_cuda_convert(device, AMP_F16, host, AMP_F32, 64, &exec) == AMP_ERR_ARGUMENT);
+    CHECK(amp_cuda_convert(amp_ref_of(device, AMP_F16), amp_f32(host), 64, &exec) == AMP_ERR_ARGUMENT);
     CHECK_MSG(strstr(heard, "src is host memory"), "%s", heard);
     exec.workspace = host;
     exec.workspace_size = sizeof host;
     amp_gemm_shape square = {};
     square.m = square.n = square.k = 4;
-    CHECK(amp_cuda_backend()->gemm(&square, 1.0f, device, AMP_F16, device, AMP_F16, 0.0f, (char*)device + 1024, AMP_F16,
-                                   &exec) == AMP_ERR_ARGUMENT);
+    CHECK(amp_cuda_backend()->gemm(&square, 1.0f, amp_ref_of(device, AMP_F16), amp_ref_of(device, AMP_F16), 0.0f,
+        amp_ref_of((char*)device + 1024, AMP_F16), &exec) == AMP_ERR_ARGUMENT);
     CHECK_MSG(strstr(heard, "the workspace is host memory"), "%s", heard);
     cudaFree(device);
     amp_cuda_destroy(c);

@@ -91,10 +91,10 @@ static uint32_t last_finite(amp_dtype from, amp_dtype to, float factor) {
         float v;
         unsigned char stored[4];
         x.set_bits(0, mid);
-        amp_convert(&v, AMP_F32, x.here(), from, 1);
+        amp_convert(amp_f32(&v), amp_ref_of(x.here(), from), 1);
         v *= factor;
-        amp_convert(stored, to, &v, AMP_F32, 1);
-        amp_convert(&v, AMP_F32, stored, to, 1);
+        amp_convert(amp_ref_of(stored, to), amp_f32(&v), 1);
+        amp_convert(amp_f32(&v), amp_ref_of(stored, to), 1);
         (std::isinf(v) ? bad : good) = mid;
     }
     return good;
@@ -220,7 +220,7 @@ static void test_unscale_bits() {
 static float value_of(amp_dtype t, uint32_t bits) {
     const uint16_t half = (uint16_t)bits;
     float v;
-    amp_convert(&v, AMP_F32, t == AMP_F32 ? (const void*)&bits : &half, t, 1);
+    amp_convert(amp_f32(&v), amp_ref_of(t == AMP_F32 ? (const void*)&bits : &half, t), 1);
     return v;
 }
 

@@ -114,9 +114,9 @@ static void all_floats(const amp_isa* isas, int count, uint32_t stride, int hard
         expect_bf16(block << 16);
         for (k = 0; k < count; k++) {
             amp_cpu_force_isa(isas[k]);
-            amp_convert(out, AMP_F16, floats, AMP_F32, BLOCK);
+            amp_convert(amp_ref_of(out, AMP_F16), amp_f32(floats), BLOCK);
             bad += mismatches(want_half, "half", isas[k]);
-            amp_convert(out, AMP_BF16, floats, AMP_F32, BLOCK);
+            amp_convert(amp_ref_of(out, AMP_BF16), amp_f32(floats), BLOCK);
             bad += mismatches(want_bf16, "bfloat16", isas[k]);
         }
     }
@@ -151,7 +151,7 @@ static void all_halves(amp_isa isa, int hardware) {
         if (mag >= 0x7c00u) f = 0x7f800000u | (mag & 0x3ffu) << 13 | (mag > 0x7c00u ? 0x400000u : 0u);
         want[h] = (h & 0x8000u) << 16 | f;
     }
-    amp_convert(floats, AMP_F32, halves, AMP_F16, BLOCK);
+    amp_convert(amp_f32(floats), amp_ref_of(halves, AMP_F16), BLOCK);
     memcpy(got, floats, sizeof got);
     bad += memcmp(got, want, sizeof got) != 0;
     if (hardware) {
@@ -159,7 +159,7 @@ static void all_halves(amp_isa isa, int hardware) {
         bad += memcmp(got, want, sizeof got) != 0;
     }
     for (h = 0; h < BLOCK; h++) want[h] = h << 16 | ((h & 0x7fffu) > 0x7f80u ? 0x400000u : 0u);
-    amp_convert(floats, AMP_F32, halves, AMP_BF16, BLOCK);
+    amp_convert(amp_f32(floats), amp_ref_of(halves, AMP_BF16), BLOCK);
     memcpy(got, floats, sizeof got);
     bad += memcmp(got, want, sizeof got) != 0;
     CHECK_MSG(bad == 0, "on %s", amp_isa_name(isa));

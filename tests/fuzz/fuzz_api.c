@@ -187,8 +187,8 @@ static void try_convert(void) {
         src = operand(n, from, INPUT);
         dst = operand(n, to, OUTPUT);
     }
-    settle(amp_convert_with(dst, to, src, from, n, byte() >= 250 && amp_dtype_size(to) && amp_dtype_size(from)
-                            && src && dst && n < 5000 && src != dst ? NULL : &d));
+    settle(amp_convert_with(amp_ref_of(dst, to), amp_ref_of(src, from), n,
+        byte() >= 250 && amp_dtype_size(to) && amp_dtype_size(from) && src && dst && n < 5000 && src != dst ? NULL : &d));
     if (counter < 7 || counter - 7 > n) give_up("the counter of clamped elements is off");
 }
 
@@ -231,7 +231,8 @@ static void try_gemm(void) {
     a = operand(a_size, a_type, INPUT);
     b = operand(b_size, b_type, INPUT);
     c = operand(c_size, c_type, OUTPUT);
-    result = amp_gemm(byte() >= 253 ? NULL : &shape, alpha, a, a_type, b, b_type, beta, c, c_type, some_exec(&exec));
+    result = amp_gemm(byte() >= 253 ? NULL : &shape, alpha, amp_ref_of(a, a_type),
+        amp_ref_of(b, b_type), beta, amp_ref_of(c, c_type), some_exec(&exec));
     for (r = 0; result == AMP_OK && c && c_size && r + 1 < m; r++) {           /* between the rows of C */
         const struct block* block = &blocks[(a != NULL) + (b != NULL)];
         size_t each = amp_dtype_size(c_type);
@@ -267,7 +268,8 @@ static void try_gemm_batched(void) {
     a = operand(a_size, a_type, INPUT);
     b = operand(b_size, b_type, INPUT);
     c = operand(c_size, c_type, OUTPUT);
-    settle_sized(amp_gemm(&shape, alpha, a, a_type, b, b_type, beta, c, c_type, some_exec(&exec)));
+    settle_sized(amp_gemm(&shape, alpha, amp_ref_of(a, a_type), amp_ref_of(b, b_type), beta,
+        amp_ref_of(c, c_type), some_exec(&exec)));
 }
 
 static void try_linear(void) {
@@ -280,7 +282,8 @@ static void try_linear(void) {
     if (byte() & 1) {
         x = operand(n * in, x_type, INPUT); w = operand(in * out, w_type, INPUT);
         b = operand(out, b_type, INPUT); y = operand(n * out, y_type, OUTPUT);
-        settle_sized(amp_linear_forward(x, x_type, w, w_type, b, b_type, y, y_type, n, in, out, some_exec(&exec)));
+        settle_sized(amp_linear_forward(amp_ref_of(x, x_type), amp_ref_of(w, w_type),
+            amp_ref_of(b, b_type), amp_ref_of(y, y_type), n, in, out, some_exec(&exec)));
     } else {
         amp_dtype dx_type = type(), dw_type = type();
         int bias = !too_large;
@@ -288,9 +291,10 @@ static void try_linear(void) {
         x = operand(n * in, x_type, INPUT); w = operand(in * out, w_type, INPUT);
         y = operand(n * in, dx_type, OUTPUT); b = operand(in * out, dw_type, OUTPUT);
         if (too_large && !(y && b)) { settle(AMP_OK); return; }
-        settle_sized(amp_linear_backward(dy, y_type, x, x_type, w, w_type, y, dx_type, b, dw_type,
-                                         bias ? operand(out, b_type, OUTPUT) : NULL, b_type, number(0, 2), n, in, out,
-                                         some_exec(&exec)));
+        settle_sized(amp_linear_backward(amp_ref_of(dy, y_type), amp_ref_of(x, x_type),
+            amp_ref_of(w, w_type), amp_ref_of(y, dx_type), amp_ref_of(b, dw_type),
+            amp_ref_of(bias ? operand(out, b_type, OUTPUT) : NULL, b_type), number(0, 2), n, in,
+            out, some_exec(&exec)));
     }
 }
 
@@ -316,7 +320,8 @@ static void try_conv(void) {
     if ((r == AMP_OK) != (amp_conv2d_workspace(&s) != 0) && r != AMP_OK) give_up("workspace for a refused shape");
     if (r != AMP_OK) {
         settle(r);
-        if (amp_conv2d_forward(&s, &oh, t[0], &oh, t[1], NULL, t[2], &ow, t[3], &exec) == AMP_OK) give_up("conv2d ran");
+        if (amp_conv2d_forward(&s, amp_ref_of(&oh, t[0]), amp_ref_of(&oh, t[1]), AMP_NONE,
+            amp_ref_of(&ow, t[3]), &exec) == AMP_OK) give_up("conv2d ran");
         refusals = 0;
         return;
     }
@@ -330,13 +335,16 @@ static void try_conv(void) {
     if (byte() & 1) {
         x = operand(nx, t[0], INPUT); w = operand(nw, t[1], INPUT);
         b = operand((size_t)s.out_channels, t[2], INPUT); y = operand(ny, t[3], OUTPUT);
-        settle(amp_conv2d_forward(&s, x, t[0], w, t[1], b, t[2], y, t[3], some_exec(&exec)));
+        settle(amp_conv2d_forward(&s, amp_ref_of(x, t[0]), amp_ref_of(w, t[1]),
+            amp_ref_of(b, t[2]), amp_ref_of(y, t[3]), some_exec(&exec)));
     } else {
         void* dy = operand(ny, t[3], INPUT);
         x = operand(nx, t[0], INPUT); w = operand(nw, t[1], INPUT);
         y = operand(nx, t[4], OUTPUT); b = operand(nw, t[5], OUTPUT);
-        settle(amp_conv2d_backward(&s, dy, t[3], x, t[0], w, t[1], y, t[4], b, t[5],
-                                   operand((size_t)s.out_channels, t[2], OUTPUT), t[2], number(0, 2), some_exec(&exec)));
+        settle(amp_conv2d_backward(&s, amp_ref_of(dy, t[3]), amp_ref_of(x, t[0]),
+            amp_ref_of(w, t[1]), amp_ref_of(y, t[4]), amp_ref_of(b, t[5]),
+            amp_ref_of(operand((size_t)s.out_channels, t[2], OUTPUT), t[2]), number(0, 2),
+            some_exec(&exec)));
     }
 }
 
@@ -358,7 +366,7 @@ static void try_pool(void) {
     if (r != AMP_OK) {
         if (oh != -7 || ow != -7) give_up("a refused shape has an output size");
         settle(r);
-        if (amp_pool2d_forward(&s, &oh, x_type, &ow, y_type, &exec) == AMP_OK) give_up("pool2d ran");
+        if (amp_pool2d_forward(&s, amp_ref_of(&oh, x_type), amp_ref_of(&ow, y_type), &exec) == AMP_OK) give_up("pool2d ran");
         refusals = 0;
         return;
     }
@@ -371,10 +379,12 @@ static void try_pool(void) {
     x = operand(nx, x_type, INPUT);
     if (byte() & 1) {
         y = operand(ny, y_type, OUTPUT);
-        settle(amp_pool2d_forward(&s, x, x_type, y, y_type, some_exec(&exec)));
+        settle(amp_pool2d_forward(&s, amp_ref_of(x, x_type), amp_ref_of(y, y_type),
+            some_exec(&exec)));
     } else {
         y = operand(ny, y_type, INPUT);
-        settle(amp_pool2d_backward(&s, y, y_type, x, x_type, operand(nx, d_type, OUTPUT), d_type, some_exec(&exec)));
+        settle(amp_pool2d_backward(&s, amp_ref_of(y, y_type), amp_ref_of(x, x_type),
+            amp_ref_of(operand(nx, d_type, OUTPUT), d_type), 0, some_exec(&exec)));
     }
 }
 
@@ -403,14 +413,18 @@ static void try_batch_norm(void) {
         beta = operand(c, t[1], INPUT);
         mean = operand(c, AMP_F32, OUTPUT); var = operand(c, AMP_F32, OUTPUT);
         save = operand(c, AMP_F32, OUTPUT); invstd = operand(c, AMP_F32, OUTPUT);
-        settle_sized(amp_batch_norm_forward(&s, number(0, 2), x, t[0], gamma, beta, t[1], (float*)mean, (float*)var,
-                                            (float*)save, (float*)invstd, operand(n, t[2], OUTPUT), t[2], some_exec(&exec)));
+        settle_sized(amp_batch_norm_forward(&s, number(0, 2), amp_ref_of(x, t[0]),
+            amp_ref_of(gamma, t[1]), amp_ref_of(beta, t[1]), (float*)mean, (float*)var,
+            (float*)save, (float*)invstd, amp_ref_of(operand(n, t[2], OUTPUT), t[2]),
+            some_exec(&exec)));
     } else {
         void* dy = operand(n, t[3], INPUT);
         save = operand(c, AMP_F32, INPUT); invstd = operand(c, AMP_F32, INPUT);
         mean = operand(c, t[2], OUTPUT); var = operand(c, t[2], OUTPUT);
-        settle_sized(amp_batch_norm_backward(&s, dy, t[3], x, t[0], gamma, t[1], (const float*)save, (const float*)invstd,
-                                             operand(n, t[2], OUTPUT), t[2], mean, var, t[2], number(0, 2), some_exec(&exec)));
+        settle_sized(amp_batch_norm_backward(&s, amp_ref_of(dy, t[3]), amp_ref_of(x, t[0]),
+            amp_ref_of(gamma, t[1]), (const float*)save, (const float*)invstd,
+            amp_ref_of(operand(n, t[2], OUTPUT), t[2]), amp_ref_of(mean, t[2]),
+            amp_ref_of(var, t[2]), number(0, 2), some_exec(&exec)));
     }
 }
 
@@ -429,19 +443,23 @@ static void try_rows(void) {
     if (which == 0) {
         gamma = operand(d, t[1], INPUT); beta = operand(d, t[1], INPUT);
         a = operand(rows, AMP_F32, OUTPUT); b = operand(rows, AMP_F32, OUTPUT);
-        settle_sized(amp_layer_norm_forward(x, t[0], gamma, beta, t[1], number_f(), (float*)a, (float*)b,
-                                            operand(n, t[2], OUTPUT), t[2], rows, d, some_exec(&exec)));
+        settle_sized(amp_layer_norm_forward(amp_ref_of(x, t[0]), amp_ref_of(gamma, t[1]),
+            amp_ref_of(beta, t[1]), number_f(), (float*)a, (float*)b,
+            amp_ref_of(operand(n, t[2], OUTPUT), t[2]), rows, d, some_exec(&exec)));
     } else if (which == 1) {
         gamma = operand(d, t[1], INPUT); beta = operand(n, t[3], INPUT);
         a = operand(rows, AMP_F32, INPUT); b = operand(rows, AMP_F32, INPUT); c = operand(d, t[2], OUTPUT);
-        settle_sized(amp_layer_norm_backward(beta, t[3], x, t[0], gamma, t[1], (const float*)a, (const float*)b,
-                                             operand(n, t[2], OUTPUT), t[2], c, operand(d, t[2], OUTPUT), t[2],
-                                             number(0, 2), rows, d, some_exec(&exec)));
+        settle_sized(amp_layer_norm_backward(amp_ref_of(beta, t[3]), amp_ref_of(x, t[0]),
+            amp_ref_of(gamma, t[1]), 0.0f, (const float*)a, (const float*)b,
+            amp_ref_of(operand(n, t[2], OUTPUT), t[2]), amp_ref_of(c, t[2]),
+            amp_ref_of(operand(d, t[2], OUTPUT), t[2]), number(0, 2), rows, d, some_exec(&exec)));
     } else if (which == 2) {
-        settle_sized(amp_softmax_forward(x, t[0], operand(n, t[1], OUTPUT), t[1], rows, d, some_exec(&exec)));
+        settle_sized(amp_softmax_forward(amp_ref_of(x, t[0]),
+            amp_ref_of(operand(n, t[1], OUTPUT), t[1]), rows, d, some_exec(&exec)));
     } else if (which == 3) {
         a = operand(n, t[1], INPUT);
-        settle_sized(amp_softmax_backward(x, t[0], a, t[1], operand(n, t[2], OUTPUT), t[2], rows, d, some_exec(&exec)));
+        settle_sized(amp_softmax_backward(amp_ref_of(x, t[0]), amp_ref_of(a, t[1]),
+            amp_ref_of(operand(n, t[2], OUTPUT), t[2]), 0, rows, d, some_exec(&exec)));
     } else {
         size_t total = size(90), column = size(20);
         settle(AMP_OK);
@@ -452,8 +470,10 @@ static void try_rows(void) {
         n = total > LARGEST ? 0 : rows * total;
         x = operand(rows * d, t[0], which == 4 ? INPUT : OUTPUT);
         a = operand(n, t[1], which == 4 ? OUTPUT : INPUT);
-        if (which == 4) settle(amp_concat_forward(x, t[0], d, a, t[1], total, column, rows, some_exec(&exec)));
-        else settle(amp_concat_backward(a, t[1], total, column, x, t[0], d, rows, number(0, 2), some_exec(&exec)));
+        if (which == 4) settle(amp_concat_forward(amp_ref_of(x, t[0]), d, amp_ref_of(a, t[1]),
+            total, column, rows, some_exec(&exec)));
+        else settle(amp_concat_backward(amp_ref_of(a, t[1]), total, column, amp_ref_of(x, t[0]),
+            d, rows, number(0, 2), some_exec(&exec)));
     }
 }
 
@@ -467,53 +487,61 @@ static void try_elements(void) {
     if (!may_call()) return;
     x = operand(n, x_type, INPUT);
     switch (below(4)) {
-        case 0: settle_sized(amp_activation_forward(f, x, x_type, operand(n, y_type, OUTPUT), y_type, n, some_exec(&exec)));
+        case 0: settle_sized(amp_activation_forward(f, amp_ref_of(x, x_type),
+            amp_ref_of(operand(n, y_type, OUTPUT), y_type), n, some_exec(&exec)));
                 break;
         case 1: y = operand(n, y_type, INPUT);
-                settle_sized(amp_activation_backward(f, y, y_type, x, x_type, operand(n, z_type, OUTPUT), z_type, n,
-                                                     some_exec(&exec)));
+                settle_sized(amp_activation_backward(f, amp_ref_of(y, y_type),
+                    amp_ref_of(x, x_type), amp_ref_of(operand(n, z_type, OUTPUT), z_type), 0, n,
+                    some_exec(&exec)));
                 break;
         case 2: y = operand(n, y_type, OUTPUT);
-                settle_sized(amp_dropout_forward(x, x_type, y, y_type, n, number_f(), word(), byte() & 1 ? UINT64_MAX : 5,
-                                                 some_exec(&exec)));
+                settle_sized(amp_dropout_forward(amp_ref_of(x, x_type), amp_ref_of(y, y_type), n,
+                    number_f(), word(), byte() & 1 ? UINT64_MAX : 5, some_exec(&exec)));
                 break;
         default: y = operand(n, y_type, INPUT);
-                settle_sized(amp_add_forward(x, x_type, y, y_type, operand(n, z_type, OUTPUT), z_type, n, some_exec(&exec)));
+                settle_sized(amp_add_forward(amp_ref_of(x, x_type), amp_ref_of(y, y_type),
+                    amp_ref_of(operand(n, z_type, OUTPUT), z_type), n, some_exec(&exec)));
     }
 }
 
 static void try_losses(void) {
     size_t n = size(6), k = size(40), i, elements;
     amp_dtype x_type = type(), t_type = type(), d_type = type();
-    float smoothing = byte() & 1 ? 0.0f : number_f();
-    int32_t* labels;
+    amp_cross_entropy_desc smooth = { 0, 0, NULL };
+    int32_t* labels, ignored = 0;
     amp_exec exec;
     void *x, *target, *loss;
     unsigned which = below(6);
+    if (byte() & 1) smooth.smoothing = number_f();
+    if (byte() < 30) smooth.ignored = &ignored;
+    if (byte() < 30) smooth.ld = number(0, 2) ? k : k + 3;
     if (which > 1) k = n, n = 1;
     count_in((double)n * (double)k);
     if (n > LARGEST || k > LARGEST) count_in((double)LARGEST);
     if (!may_call()) return;
-    elements = too_large ? 0 : n * k;
+    elements = too_large ? 0 : n * (which < 2 && smooth.ld ? smooth.ld : k);
     x = operand(elements, x_type, INPUT);
     loss = which % 2 == 0 ? operand(1, AMP_F32, OUTPUT) : operand(1, AMP_F32, INPUT);
     if (which < 2) {
         labels = (int32_t*)operand(too_large ? 0 : n, AMP_F32, INPUT);
         for (i = 0; labels && !too_large && i < n; i++) labels[i] = k && byte() < 240 ? (int)(byte() % k) : number(0, 4);
         if (labels) memcpy(blocks[block_count - 1].copy, blocks[block_count - 1].whole, blocks[block_count - 1].n);
-        if (which == 0) settle_sized(amp_softmax_cross_entropy_forward(x, x_type, labels, smoothing, (float*)loss, n, k,
-                                                                       some_exec(&exec)));
-        else settle_sized(amp_softmax_cross_entropy_backward(x, x_type, labels, smoothing, (float*)loss, number_f(),
-                                                             operand(elements, d_type, OUTPUT), d_type, n, k,
-                                                             some_exec(&exec)));
+        if (which == 0) settle_sized(amp_softmax_cross_entropy_forward(amp_ref_of(x, x_type),
+            labels, &smooth, (float*)loss, n, k, some_exec(&exec)));
+        else settle_sized(amp_softmax_cross_entropy_backward(amp_ref_of(x, x_type), labels,
+            &smooth, (float*)loss, number_f(),
+            amp_ref_of(operand(elements, d_type, OUTPUT), d_type), n, k, some_exec(&exec)));
         return;
     }
     target = operand(elements, t_type, INPUT);
-    if (which == 2) settle_sized(amp_mse_forward(x, x_type, target, t_type, (float*)loss, k, some_exec(&exec)));
-    else if (which == 4) settle_sized(amp_bce_with_logits_forward(x, x_type, target, t_type, (float*)loss, k, some_exec(&exec)));
+    if (which == 2) settle_sized(amp_mse_forward(amp_ref_of(x, x_type),
+        amp_ref_of(target, t_type), (float*)loss, k, some_exec(&exec)));
+    else if (which == 4) settle_sized(amp_bce_with_logits_forward(amp_ref_of(x, x_type),
+        amp_ref_of(target, t_type), (float*)loss, k, some_exec(&exec)));
     else settle_sized((which == 3 ? amp_mse_backward : amp_bce_with_logits_backward)
-                      (x, x_type, target, t_type, (float*)loss, number_f(), operand(elements, d_type, OUTPUT), d_type, k,
-                       some_exec(&exec)));
+                      (amp_ref_of(x, x_type), amp_ref_of(target, t_type), (float*)loss, number_f(),
+                       amp_ref_of(operand(elements, d_type, OUTPUT), d_type), k, some_exec(&exec)));
 }
 
 /* --- the scaler ---------------------------------------------------------------------------------------------- */

@@ -94,7 +94,7 @@ static void fill(struct array* a, unsigned classes) {
         if (classes == 0) v = v < 0 ? -v : v;
         if (a->kind == LABELS) memcpy(p, &label, 4);
         else if (a->t == AMP_F64) { double d = (double)v + 1e-9 * (double)test_uniform(); memcpy(p, &d, sizeof d); }
-        else if (amp_convert(p, a->t, &v, AMP_F32, 1) != AMP_OK) abort();
+        else if (amp_convert(amp_ref_of(p, a->t), amp_f32(&v), 1) != AMP_OK) abort();
     }
 }
 
@@ -168,8 +168,8 @@ static size_t first_difference(const struct array* a, const unsigned char* must)
     for (i = 0; i < a->n; i++, now += each, must += each) {
         double x = 0, y = 0;
         if (memcmp(now, must, each) == 0) continue;
-        if (a->kind != OUTPUT || amp_convert(&x, AMP_F64, now, a->t, 1) != AMP_OK ||
-            amp_convert(&y, AMP_F64, must, a->t, 1) != AMP_OK || x == x || y == y) return i;
+        if (a->kind != OUTPUT || amp_convert(amp_ref_of(&x, AMP_F64), amp_ref_of(now, a->t), 1) != AMP_OK ||
+            amp_convert(amp_ref_of(&y, AMP_F64), amp_ref_of(must, a->t), 1) != AMP_OK || x == x || y == y) return i;
     }
     return memcmp(now, must, guard) || memcmp(a->now - guard, now, guard) ? a->n : a->n + 1;
 }
@@ -224,8 +224,8 @@ static amp_result try_gemm(void) {
     sprintf(what, "gemm %d%d %lux%lux%lu ld %lu %lu %lu types %d%d%d, %g, %g", ta, tb, (unsigned long)m, (unsigned long)n,
             (unsigned long)k, (unsigned long)lda, (unsigned long)ldb, (unsigned long)ldc, at, bt, ct, (double)alpha, (double)beta);
     a = in(reach(ar, ac, lda), at); b = in(reach(br, bc, ldb), bt); c = take(reach(m, n, ldc), ct, EXACT, 1)->now;
-    return amp_gemm(PRODUCT(ta, tb, m, n, k, lda, ldb, ldc), alpha, a, at, b, bt, beta, c, ct,
-                    some_exec(amp_gemm_workspace(m, n, k)));
+    return amp_gemm(PRODUCT(ta, tb, m, n, k, lda, ldb, ldc), alpha, amp_ref_of(a, at),
+        amp_ref_of(b, bt), beta, amp_ref_of(c, ct), some_exec(amp_gemm_workspace(m, n, k)));
 }
 /* From matrix to matrix of a batch: none, as far as one reaches or further, or side by side in rows that are longer. */
 static size_t some_stride(size_t rows, size_t columns, size_t* ld, size_t batch, int may_share) {
@@ -250,8 +250,9 @@ static amp_result try_batched(void) {
     a = in((batch - 1) * as + reach(ar, ac, lda), at);
     b = in((batch - 1) * bs + reach(br, bc, ldb), bt);
     c = take((batch - 1) * cs + reach(m, n, ldc), ct, EXACT, 1)->now;
-    return amp_gemm(PRODUCTS(ta, tb, m, n, k, lda, ldb, ldc, batch, as, bs, cs), alpha, a, at, b, bt, beta, c, ct,
-                    some_exec(amp_gemm_workspace(m, n, k)));
+    return amp_gemm(PRODUCTS(ta, tb, m, n, k, lda, ldb, ldc, batch, as, bs, cs), alpha,
+        amp_ref_of(a, at), amp_ref_of(b, bt), beta, amp_ref_of(c, ct),
+        some_exec(amp_gemm_workspace(m, n, k)));
 }
 /* What a backward function adds to. */
 static int some_sums(void) { return (int)below(2) | (below(3) ? 0 : AMP_ACCUMULATE_INPUT); }
@@ -267,12 +268,14 @@ static amp_result try_linear(void) {
     enough = amp_gemm_workspace(n, o, i);
     if (!backward) {
         b = maybe(o, bt, INPUT); dy = out(n * o, yt);
-        return amp_linear_forward(x, xt, w, wt, b, bt, dy, yt, n, i, o, some_exec(enough));
+        return amp_linear_forward(amp_ref_of(x, xt), amp_ref_of(w, wt), amp_ref_of(b, bt),
+            amp_ref_of(dy, yt), n, i, o, some_exec(enough));
     }
     dy = in(n * o, yt); dx = maybe(n * i, xt, OUTPUT); dw = maybe(o * i, gt, OUTPUT); b = maybe(o, bt, OUTPUT);
     enough = amp_gemm_workspace(n, i, o);
     if (enough < amp_gemm_workspace(o, i, n)) enough = amp_gemm_workspace(o, i, n);
-    return amp_linear_backward(dy, yt, x, xt, w, wt, dx, xt, dw, gt, b, bt, add, n, i, o, some_exec(enough));
+    return amp_linear_backward(amp_ref_of(dy, yt), amp_ref_of(x, xt), amp_ref_of(w, wt),
+        amp_ref_of(dx, xt), amp_ref_of(dw, gt), amp_ref_of(b, bt), add, n, i, o, some_exec(enough));
 }
 
 /* --- convolution, pooling ---------------------------------------------------------------------------- */
@@ -321,10 +324,13 @@ static amp_result try_conv(void) {
     x = in(nx, xt); w = in(nw, wt);
     if (!backward) {
         b = maybe((size_t)s.out_channels, bt, INPUT); dy = out(ny, yt);
-        return amp_conv2d_forward(&s, x, xt, w, wt, b, bt, dy, yt, some_exec(amp_conv2d_workspace(&s)));
+        return amp_conv2d_forward(&s, amp_ref_of(x, xt), amp_ref_of(w, wt), amp_ref_of(b, bt),
+            amp_ref_of(dy, yt), some_exec(amp_conv2d_workspace(&s)));
     }
     dy = in(ny, yt); dx = maybe(nx, xt, OUTPUT); dw = maybe(nw, gt, OUTPUT); b = maybe((size_t)s.out_channels, bt, OUTPUT);
-    return amp_conv2d_backward(&s, dy, yt, x, xt, w, wt, dx, xt, dw, gt, b, bt, add, some_exec(amp_conv2d_workspace(&s)));
+    return amp_conv2d_backward(&s, amp_ref_of(dy, yt), amp_ref_of(x, xt), amp_ref_of(w, wt),
+        amp_ref_of(dx, xt), amp_ref_of(dw, gt), amp_ref_of(b, bt), add,
+        some_exec(amp_conv2d_workspace(&s)));
 }
 static amp_result try_pool(void) {
     const amp_dtype xt = some_type(), yt = like(xt), dt = like(xt);
@@ -349,9 +355,11 @@ static amp_result try_pool(void) {
     nx = (size_t)s.n * (size_t)s.channels * (size_t)s.height * (size_t)s.width;
     ny = (size_t)s.n * (size_t)s.channels * (size_t)oh * (size_t)ow;
     x = in(nx, xt);
-    if (!backward) { y = out(ny, yt); return amp_pool2d_forward(&s, x, xt, y, yt, some_exec(0)); }
+    if (!backward) { y = out(ny, yt); return amp_pool2d_forward(&s, amp_ref_of(x, xt),
+        amp_ref_of(y, yt), some_exec(0)); }
     y = in(ny, yt);
-    return amp_pool2d_backward(&s, y, yt, x, xt, out(nx, dt), dt, some_exec(0));
+    return amp_pool2d_backward(&s, amp_ref_of(y, yt), amp_ref_of(x, xt),
+        amp_ref_of(out(nx, dt), dt), 0, some_exec(0));
 }
 
 /* --- norms, rows, elements, losses ------------------------------------------------------------------- */
@@ -376,14 +384,16 @@ static amp_result try_batch_norm(void) {
     if (!backward) {
         beta = maybe(c, pt, INPUT); mean = out_f(c); var = (float*)positive(c, AMP_F32, OUTPUT);
         save = out_f(c); invstd = out_f(c); y = out(all, yt);
-        return amp_batch_norm_forward(&s, training, x, xt, gamma, beta, pt, mean, var, save, invstd, y, yt, some_exec(0));
+        return amp_batch_norm_forward(&s, training, amp_ref_of(x, xt), amp_ref_of(gamma, pt),
+            amp_ref_of(beta, pt), mean, var, save, invstd, amp_ref_of(y, yt), some_exec(0));
     }
     y = in(all, yt); save = in_f(c); invstd = (float*)positive(c, AMP_F32, INPUT);
     gamma = below(4) ? gamma : NULL;
     beta = maybe(c, dt, OUTPUT); mean = (float*)maybe(c, dt, OUTPUT);
-    return amp_batch_norm_backward(&s, y, yt, x, xt, gamma, pt, save, invstd,
-                                   add & AMP_ACCUMULATE_INPUT ? out(all, dt) : over(y, all, dt, OUTPUT), dt, beta, mean, dt, add,
-                                   some_exec(0));
+    return amp_batch_norm_backward(&s, amp_ref_of(y, yt), amp_ref_of(x, xt),
+        amp_ref_of(gamma, pt), save, invstd,
+        amp_ref_of(add & AMP_ACCUMULATE_INPUT ? out(all, dt) : over(y, all, dt, OUTPUT), dt),
+        amp_ref_of(beta, dt), amp_ref_of(mean, dt), add, some_exec(0));
 }
 static amp_result try_rows(void) {
     const amp_dtype xt = some_type(), pt = like(AMP_F32), yt = like(xt), dt = like(xt);
@@ -400,25 +410,32 @@ static amp_result try_rows(void) {
             yt, dt, (unsigned long)column, (unsigned long)total_more);
     if (which == 4) {
         x = in(n, xt); y = out(rows * (d + total_more), yt);
-        return amp_concat_forward(x, xt, d, y, yt, d + total_more, column, rows, some_exec(0));
+        return amp_concat_forward(amp_ref_of(x, xt), d, amp_ref_of(y, yt), d + total_more, column,
+            rows, some_exec(0));
     }
     if (which == 5) {
         y = in(rows * (d + total_more), yt); x = out(n, xt);
-        return amp_concat_backward(y, yt, d + total_more, column, x, xt, d, rows, add, some_exec(0));
+        return amp_concat_backward(amp_ref_of(y, yt), d + total_more, column, amp_ref_of(x, xt),
+            d, rows, add, some_exec(0));
     }
     x = in(n, xt);
-    if (which == 0) return amp_softmax_forward(x, xt, over(x, n, yt, OUTPUT), yt, rows, d, some_exec(0));
-    if (which == 1) { y = in(n, yt); return amp_softmax_backward(x, xt, y, yt, out(n, dt), dt, rows, d, some_exec(0)); }
+    if (which == 0) return amp_softmax_forward(amp_ref_of(x, xt),
+        amp_ref_of(over(x, n, yt, OUTPUT), yt), rows, d, some_exec(0));
+    if (which == 1) { y = in(n, yt); return amp_softmax_backward(amp_ref_of(x, xt),
+        amp_ref_of(y, yt), amp_ref_of(out(n, dt), dt), 0, rows, d, some_exec(0)); }
     gamma = maybe(d, pt, INPUT);
     if (which == 2) {
         beta = maybe(d, pt, INPUT); y = out(n, yt);
         save = (float*)maybe(rows, AMP_F32, OUTPUT); invstd = (float*)maybe(rows, AMP_F32, OUTPUT);
-        return amp_layer_norm_forward(x, xt, gamma, beta, pt, 0.0f, save, invstd, y, yt, rows, d, some_exec(0));
+        return amp_layer_norm_forward(amp_ref_of(x, xt), amp_ref_of(gamma, pt),
+            amp_ref_of(beta, pt), 0.0f, save, invstd, amp_ref_of(y, yt), rows, d, some_exec(0));
     }
     y = in(n, yt); save = in_f(rows); invstd = (float*)positive(rows, AMP_F32, INPUT);
     beta = maybe(d, pt, OUTPUT);
-    return amp_layer_norm_backward(y, yt, x, xt, gamma, pt, save, invstd, out(n, dt), dt, beta, maybe(d, pt, OUTPUT), pt, add,
-                                   rows, d, some_exec(amp_layer_norm_workspace(rows, d)));
+    return amp_layer_norm_backward(amp_ref_of(y, yt), amp_ref_of(x, xt), amp_ref_of(gamma, pt),
+        0.0f, save, invstd, amp_ref_of(out(n, dt), dt), amp_ref_of(beta, pt),
+        amp_ref_of(maybe(d, pt, OUTPUT), pt), add, rows, d,
+        some_exec(amp_layer_norm_workspace(rows, d)));
 }
 static size_t some_count(void) { return below(12) ? below(4) ? some_size() : 1 + below(6000) : 65000 + below(9000); }
 static amp_result try_elements(void) {
@@ -431,17 +448,22 @@ static amp_result try_elements(void) {
             (unsigned long)offset);
     x = in(n, xt);
     if (which == 0)
-        return amp_activation_forward(f, x, xt, over(x, n, yt, OUTPUT), yt, n, some_exec(AMP_ACTIVATION_WORKSPACE));
-    if (which == 1) return amp_dropout_forward(x, xt, over(x, n, yt, OUTPUT), yt, n, 0.3f, 7, offset, some_exec(0));
+        return amp_activation_forward(f, amp_ref_of(x, xt),
+            amp_ref_of(over(x, n, yt, OUTPUT), yt), n, some_exec(AMP_ACTIVATION_WORKSPACE));
+    if (which == 1) return amp_dropout_forward(amp_ref_of(x, xt),
+        amp_ref_of(over(x, n, yt, OUTPUT), yt), n, 0.3f, 7, offset, some_exec(0));
     y = in(n, yt);
     if (which == 2)
-        return amp_activation_backward(f, x, xt, y, yt, over(x, n, dt, OUTPUT), dt, n, some_exec(AMP_ACTIVATION_WORKSPACE));
-    return amp_add_forward(x, xt, y, yt, over(below(2) ? x : y, n, dt, OUTPUT), dt, n, some_exec(0));
+        return amp_activation_backward(f, amp_ref_of(x, xt), amp_ref_of(y, yt),
+            amp_ref_of(over(x, n, dt, OUTPUT), dt), 0, n, some_exec(AMP_ACTIVATION_WORKSPACE));
+    return amp_add_forward(amp_ref_of(x, xt), amp_ref_of(y, yt),
+        amp_ref_of(over(below(2) ? x : y, n, dt, OUTPUT), dt), n, some_exec(0));
 }
 static amp_result try_losses(void) {
     const amp_dtype xt = some_type(), tt = like(AMP_F32), dt = like(xt);
     const unsigned which = below(6);
-    const float scale = below(2) ? 1.0f : 1024.0f, smoothing = below(2) ? 0.0f : 0.1f;
+    const float scale = below(2) ? 1.0f : 1024.0f;
+    const amp_cross_entropy_desc smooth = { below(2) ? 0.0f : 0.1f, 0, NULL };
     size_t k = some_size(), n = 1 + below(20000) / (unsigned)k, all = n * k;
     const int32_t* label;
     void *x, *target;
@@ -451,12 +473,18 @@ static amp_result try_losses(void) {
     x = in(all, xt);
     label = labels(n, k); target = positive(all, tt, INPUT);
     switch (which) {
-        case 0: return amp_softmax_cross_entropy_forward(x, xt, label, smoothing, out_f(1), n, k, some_exec(0));
-        case 1: return amp_softmax_cross_entropy_backward(x, xt, label, smoothing, &scale, 0.7f, out(all, dt), dt, n, k, some_exec(0));
-        case 2: return amp_mse_forward(x, xt, target, tt, out_f(1), all, some_exec(0));
-        case 3: return amp_mse_backward(x, xt, target, tt, &scale, 0.7f, out(all, dt), dt, all, some_exec(0));
-        case 4: return amp_bce_with_logits_forward(x, xt, target, tt, out_f(1), all, some_exec(0));
-        default: return amp_bce_with_logits_backward(x, xt, target, tt, &scale, 0.7f, out(all, dt), dt, all, some_exec(0));
+        case 0: return amp_softmax_cross_entropy_forward(amp_ref_of(x, xt), label, &smooth,
+            out_f(1), n, k, some_exec(0));
+        case 1: return amp_softmax_cross_entropy_backward(amp_ref_of(x, xt), label, &smooth,
+            &scale, 0.7f, amp_ref_of(out(all, dt), dt), n, k, some_exec(0));
+        case 2: return amp_mse_forward(amp_ref_of(x, xt), amp_ref_of(target, tt), out_f(1), all,
+            some_exec(0));
+        case 3: return amp_mse_backward(amp_ref_of(x, xt), amp_ref_of(target, tt), &scale, 0.7f,
+            amp_ref_of(out(all, dt), dt), all, some_exec(0));
+        case 4: return amp_bce_with_logits_forward(amp_ref_of(x, xt), amp_ref_of(target, tt),
+            out_f(1), all, some_exec(0));
+        default: return amp_bce_with_logits_backward(amp_ref_of(x, xt), amp_ref_of(target, tt),
+            &scale, 0.7f, amp_ref_of(out(all, dt), dt), all, some_exec(0));
     }
 }
 
@@ -479,7 +507,7 @@ static amp_result try_convert(void) {
     sprintf(what, "convert %lu from %d to %d, saturate %d, rounding %d", (unsigned long)n, from, to, d.saturate, d.rounding);
     report = (double*)out(1, AMP_F64);
     x = in(n, from);
-    r = amp_convert_with(over(x, n, to, EXACT), to, x, from, n, &d);
+    r = amp_convert_with(amp_ref_of(over(x, n, to, EXACT), to), amp_ref_of(x, from), n, &d);
     *report = (double)clamped;
     return r;
 }

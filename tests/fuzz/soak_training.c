@@ -73,7 +73,7 @@ static double accuracy(amp_model* m) {
     for (k = 0; k < batches; k++) {
         amp_batch b = batch_at(&fresh, k);
         amp_eval_info e;
-        CHECK(amp_evaluate(m, &b, &e) == AMP_OK && amp_is_finite(&e.loss, AMP_F32));
+        CHECK(amp_evaluate(m, &b, &e) == AMP_OK && amp_is_finite(amp_f32(&e.loss)));
         correct += (int)e.correct;
     }
     return 100.0 * correct / (batches * BATCH);
@@ -84,7 +84,7 @@ static int weights_are_finite(amp_model* m) {
     size_t k;
     amp_param* p = amp_model_params(m, &count);
     for (i = 0; i < count; i++)
-        for (k = 0; k < p[i].count; k++) if (!amp_is_finite(&p[i].master[k], AMP_F32)) return 0;
+        for (k = 0; k < p[i].count; k++) if (!amp_is_finite(amp_f32(&p[i].master[k]))) return 0;
     return 1;
 }
 
