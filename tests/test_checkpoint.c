@@ -1671,6 +1671,26 @@ static void test_load_weights_saturates(void) {
 /* --- a loop of the caller's ---------------------------------------------------------------- */
 
 /* Frozen batch norm trains otherwise: as a checkpoint it is another model, while weights and statistics fit it. */
+/* A switch is saved as 0 or 1, whatever it was set to. */
+static void test_saved_switch(void) {
+    const char* path = in_folder("switch.safetensors");
+    int k;
+    for (k = 0; k < 2; k++) {
+        amp_model_desc d = model_desc(1, AMP_O0, AMP_DTYPE_DEFAULT);
+        amp_model* m;
+        char saved[8] = "";
+        d.optimizer.momentum = 0.5f;
+        d.optimizer.nesterov = 3 * k;
+        m = new_model(&d);
+        amp_mse(m, amp_linear(m, amp_input(m, 2, 1, 1), 1));
+        CHECK(amp_model_finalize(m) == AMP_OK);
+        CHECK_MSG(amp_checkpoint_save(m, path) == AMP_OK, "%s", amp_model_error(m));
+        CHECK(amp_file_text_of(path, "amp.nesterov", saved, sizeof saved, NULL) == AMP_OK);
+        CHECK_MSG(strcmp(saved, k ? "1" : "0") == 0, "%s", saved);
+        amp_model_destroy(m);
+    }
+}
+
 static amp_model* make_norm(int frozen, amp_value* v) {
     amp_model_desc d;
     amp_norm_desc n;
@@ -2049,6 +2069,7 @@ int main(int argc, char** argv) {
     TEST(test_load_weights_types);
     TEST(test_load_weights_saturates);
     TEST(test_load_weights_of_module);
+    TEST(test_saved_switch);
     TEST(test_frozen_norm);
     TEST(test_own_loop);
     TEST(test_own_loop_refusals);
