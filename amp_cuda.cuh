@@ -1796,12 +1796,13 @@ AMPI_D void ampi_d_bias8(float (&v)[8], const ampi_cuda_product& p, size_t z, si
 }
 
 AMPI_D float ampi_d_activation(int f, float x) {
-    switch (f) {
+    switch ((amp_cuda_epilogue)f) {
+        case AMP_CUDA_EPILOGUE_NONE: break;
         case AMP_CUDA_EPILOGUE_RELU: return ampi_act_relu(1, x);
         case AMP_CUDA_EPILOGUE_GELU: return ampi_act_gelu(1, x);
         case AMP_CUDA_EPILOGUE_GELU_TANH: return ampi_act_gelu_tanh(1, x);
-        default: return x;
     }
+    return x;
 }
 
 /* The eight values rotate, so that the function's code is there once. */
