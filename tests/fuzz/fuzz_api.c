@@ -867,6 +867,9 @@ static amp_value add_loss(amp_model* m) {
     }
 }
 
+#define X(NAME, name, ...) amp_##name,
+static amp_value (*const activations[])(amp_model*, amp_value) = { AMP_ACTIVATION_LIST(X) };
+#undef X
 static amp_value add_layer(amp_model* m) {
     amp_value none = { 0 }, a;
     switch (below(18)) {
@@ -875,8 +878,7 @@ static amp_value add_layer(amp_model* m) {
         case 4: return amp_linear(m, some_value(), number(1, 10));
         case 5: return add_pool(m);
         case 6: return add_norm(m);
-        case 7: return byte() & 1 ? amp_relu(m, some_value()) : amp_gelu(m, some_value());
-        case 8: return byte() & 1 ? amp_tanh(m, some_value()) : amp_sigmoid(m, some_value());
+        case 7: case 8: return activations[below(AMP_ACTIVATION_COUNT)](m, some_value());
         case 9: return amp_softmax(m, some_value());
         case 10: return amp_dropout(m, some_value(), byte() < 230 ? 0.3f : number_f());
         case 11: a = some_value(); return amp_add(m, a, byte() & 1 ? a : some_value());
