@@ -9155,7 +9155,7 @@ typedef struct ampi_op_row {
 
 AMPI_FN int ampi_op_is_valid(amp_op op) { return (unsigned)op < AMP_OP_COUNT; }
 
-/* The row of an operator's list that describes op. */
+/* The row of AMP_OP_LIST that describes op; of a cast, or of no operator, one named "?". */
 AMPI_FN const ampi_op_row* ampi_op_row_of(amp_op op) {
     static const ampi_op_row rows[] = {
 #define AMPI_X(name, text, o1, o2, kind, reads, shares) \
@@ -9169,13 +9169,10 @@ AMPI_FN const ampi_op_row* ampi_op_row_of(amp_op op) {
     return &rows[ampi_op_is_valid(op) ? op : AMPI_OP_CAST];
 }
 
-/* The row of an operator's list that describes op. */
 AMPI_FN int ampi_op_is_loss(amp_op op) { return ampi_op_row_of(op)->kind == AMPI_KIND_LOSS; }
 
-/* The row of an operator's list that describes op. */
 AMPI_FN int ampi_op_is_data(amp_op op) { return ampi_op_row_of(op)->kind == AMPI_KIND_DATA; }
 
-/* The row of an operator's list that describes op. */
 AMP_DEF const char* amp_op_name(amp_op op) { return ampi_op_row_of(op)->name; }
 
 AMP_DEF int amp_op_from_name(const char* name, amp_op* op) {
