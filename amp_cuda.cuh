@@ -16,8 +16,9 @@
      scaler       the loss scale on the device
      optim        optimizers on the device
      backend      the same model on a GPU
-     impl         the implementation, in the same order: impl-base, impl-half, impl-gemm, impl-conv,
-                  impl-nn, impl-scaler, impl-optim, impl-backend */
+     impl         the implementation: impl-base, impl-device, impl-half, impl-gemm, impl-hopper,
+                  impl-launch, impl-linear, impl-conv, impl-pool, impl-elementwise, impl-rows,
+                  impl-loss, impl-scaler, impl-optim, impl-backend */
 
 /* >>guide    Read amp.h's guide first; this says what differs. */
 /*
@@ -180,7 +181,7 @@ typedef struct amp_cuda_tensors amp_cuda_tensors;
 /* Names are copied; the tensors' memory stays the caller's. Waits. AMP_ERR_ARGUMENT, AMP_ERR_DTYPE
    as amp_scaler_check; AMP_ERR_MEMORY; AMP_ERR_DEVICE. */
 AMP_DEF amp_result amp_cuda_tensors_create(amp_cuda_tensors** out, const amp_tensor* tensors,
-                                           int count, const amp_exec* exec);
+    int count, const amp_exec* exec);
 /* Waits for the device. NULL is fine. */
 AMP_DEF void amp_cuda_tensors_destroy(amp_cuda_tensors* list);
 
@@ -211,14 +212,13 @@ AMP_DEF amp_result amp_cuda_scaler_check(amp_cuda_scaler* s, const amp_cuda_tens
 AMP_DEF amp_result amp_cuda_scaler_unscale(amp_cuda_scaler* s, const amp_cuda_tensors* grads,
     const amp_exec* exec);
 AMP_DEF amp_result amp_cuda_scaler_unscale_into(amp_cuda_scaler* s, const amp_cuda_tensors* dst,
-                                                const amp_cuda_tensors* src, int accumulate,
-                                                const amp_exec* exec);
+    const amp_cuda_tensors* src, int accumulate, const amp_exec* exec);
 AMP_DEF amp_result amp_cuda_scaler_report_overflow(amp_cuda_scaler* s, const amp_exec* exec);
 /* What amp_scaler_scale_loss does with a loss that is inf or NaN: no step, and the scale stays.
    losses: `count` of them, unscaled, in device memory; AMP_ERR_ARGUMENT if they are not, or count
    is negative. A window needs another check or report besides. */
 AMP_DEF amp_result amp_cuda_scaler_check_loss(amp_cuda_scaler* s, const float* losses, int count,
-                                              const amp_exec* exec);
+    const amp_exec* exec);
 /* Limits that are reached are remembered for the next read. */
 AMP_DEF amp_result amp_cuda_scaler_update(amp_cuda_scaler* s, const amp_exec* exec);
 
@@ -242,8 +242,7 @@ typedef struct amp_cuda_optimizer amp_cuda_optimizer;
 /* desc and params as for amp_optimizer_init, with device pointers; params must outlive the
    optimizer, and its pointers must stay. Waits. */
 AMP_DEF amp_result amp_cuda_optimizer_create(amp_cuda_optimizer** out,
-                                             const amp_optimizer_desc* desc, amp_param* params,
-                                             int count, const amp_exec* exec);
+    const amp_optimizer_desc* desc, amp_param* params, int count, const amp_exec* exec);
 /* Waits for the device. NULL is fine. */
 AMP_DEF void amp_cuda_optimizer_destroy(amp_cuda_optimizer* o);
 
@@ -260,11 +259,11 @@ AMP_DEF amp_result amp_cuda_optimizer_zero_grad(amp_cuda_optimizer* o, const amp
 /* Waits. host, if not NULL, becomes what amp_optimizer_init would have made, with the state of now;
    info, if not NULL, tells what the last step did. */
 AMP_DEF amp_result amp_cuda_optimizer_read(amp_cuda_optimizer* o, amp_optimizer* host,
-                                           amp_optimizer_info* info, const amp_exec* exec);
+    amp_optimizer_info* info, const amp_exec* exec);
 /* The state to the device. AMP_ERR_ARGUMENT for a step or a rate that is negative or not finite, or
    a group that was frozen in more steps than there were. */
 AMP_DEF amp_result amp_cuda_optimizer_write(amp_cuda_optimizer* o, const amp_optimizer_state* state,
-                                            const amp_exec* exec);
+    const amp_exec* exec);
 AMP_DEF amp_result amp_cuda_optimizer_set_lr(amp_cuda_optimizer* o, float lr, const amp_exec* exec);
 
 /* >>backend  The same model on a GPU. */
@@ -292,7 +291,10 @@ AMP_DEF const amp_backend* amp_cuda_backend(void);
 #if defined(AMP_IMPLEMENTATION) && !defined(AMPI_CUDA_IMPLEMENTATION_ONCE)
 #define AMPI_CUDA_IMPLEMENTATION_ONCE
 
-/* >>impl-base */
+/* >>impl-base   What all rooms use on the host: errors, the context, memory and copies, launches,
+   checks of pointers.
+   Words. place: the beginning of a sentence, the call that failed. exec: whose stream and logger a
+   call uses. reach: a kernel can read and write there. This room calls no other. */
 #include <cuda_runtime.h>
 #if CUDART_VERSION >= 12000
   #include <cuda.h>     /* types alone: what they describe is asked of the driver at run time */
@@ -331,7 +333,7 @@ AMP_DEF const amp_backend* amp_cuda_backend(void);
   #error "amp_cuda.cuh: AMP_IMPLEMENTATION belongs into a .cu file, compiled by nvcc"
 #endif
 
-/* Errors */
+/* --- errors --- */
 
 /* The amp_result that stands for a CUDA error. */
 AMPI_FN amp_result ampi_cuda_result(cudaError_t e) {
@@ -380,7 +382,7 @@ AMP_DEF amp_result amp_cuda_synchronize(const amp_exec* exec) {
     return ampi_cuda_wait(exec, "amp_cuda_synchronize");
 }
 
-/* The context */
+/* --- the context --- */
 
 /* Pinned memory through which data travels; the host may use it again once `done` has passed. */
 typedef struct ampi_cuda_buffer {
@@ -570,7 +572,7 @@ AMP_DEF amp_exec amp_cuda_exec(amp_cuda* c) {
     return c ? c->exec : none;
 }
 
-/* Memory */
+/* --- memory --- */
 
 /* Device memory of `bytes` bytes, or NULL; the allocator is ignored. */
 AMPI_FN void* ampi_cuda_alloc(size_t bytes, const amp_allocator* a) {
@@ -587,6 +589,7 @@ AMPI_FN void ampi_cuda_free(void* p, const amp_allocator* a) {
     if (cudaFree(p) != cudaSuccess) cudaGetLastError();
 }
 
+/* `bytes` zero bytes at p, written in the stream's order. */
 AMPI_FN amp_result ampi_cuda_zero(void* p, size_t bytes, const amp_exec* exec) {
     return ampi_cuda_check(exec, "amp_cuda: zero",
         cudaMemsetAsync(p, 0, bytes, ampi_cuda_stream(exec)));
@@ -672,11 +675,14 @@ AMPI_FN amp_result ampi_cuda_download(amp_ref host, amp_ref src, size_t n, const
     return ampi_cpu_convert(host, amp_ref_of(buffer->data, src.dtype), n, exec);
 }
 
-/* Launches */
+/* --- launches --- */
 
 /* May kernels start while the one before them ends ("programmatic dependent launch")? All of them
    wait where they begin, if they are compiled for 9.0: older code, translated, does not. */
 static __global__ void ampi_k_scaler_flag(const struct ampi_cuda_scaler_block* b, float* flag);
+
+/* *early becomes 1 where driver and code know programmatic dependent launch, else 0. The answer
+   is asked once per device. */
 AMPI_FN cudaError_t ampi_cuda_starts_early(int* early) {
     enum { KNOWN = 64 };
     static signed char known[KNOWN];      /* per device: 0 = not asked yet, 1 = yes, -1 = no */
@@ -733,7 +739,7 @@ static amp_result ampi_cuda_launch(const amp_exec* exec, const char* place, void
         shared, 1, args...));
 }
 
-/* Host: what every operator needs */
+/* --- host, what every operator needs --- */
 
 /* Threads in a block, unless a kernel says otherwise, and elements that one thread holds at a
    time. */
@@ -806,7 +812,13 @@ AMPI_FN void* ampi_cuda_scratch(const amp_exec* exec, size_t bytes) {
     return (void*)(start + skip);
 }
 
-/* Device: instructions */
+/* >>impl-device What all kernels use: instructions that C++ has no words for, elements of any type
+   one or eight at a time, sums in a fixed order.
+   Words. eight: eight neighbouring elements, which a thread holds. group: T threads that take a
+   row, a warp or a whole block. ptx: one instruction of the GPU; tests/emu brings these functions
+   for the CPU. This room calls impl-half of amp.h. */
+
+/* --- instructions --- */
 
 #if !defined(AMP_CUDA_EMU)
 
@@ -819,6 +831,7 @@ AMPI_D void ampi_ptx_ldmatrix_x4(uint32_t (&r)[4], const void* p) {
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
 }
 
+/* The same, but lane l receives two elements of column l/4. */
 AMPI_D void ampi_ptx_ldmatrix_x4_trans(uint32_t (&r)[4], const void* p) {
     uint32_t address = (uint32_t)__cvta_generic_to_shared(p);
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -835,6 +848,7 @@ AMPI_D void ampi_ptx_mma_f16(float (&d)[4], const uint32_t (&a)[4], const uint32
 #endif
 }
 
+/* ampi_ptx_mma_f16 for bfloat16 operands. */
 AMPI_D void ampi_ptx_mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
 #if __CUDA_ARCH__ >= 800
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
@@ -844,6 +858,7 @@ AMPI_D void ampi_ptx_mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint3
 #endif
 }
 
+/* The product of depth 8, which compute capability 7.5 has. */
 AMPI_D void ampi_ptx_mma_f16_k8(float (&d)[4], const uint32_t (&a)[2], uint32_t b) {
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
                  "{%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
@@ -932,6 +947,7 @@ AMPI_D void ampi_ptx_mbarrier_expect(uint64_t* barrier, uint32_t bytes) {
                  : : "r"(ampi_ptx_shared(barrier)), "r"(bytes) : "memory");
 }
 
+/* One arrival at the barrier, without bytes. */
 AMPI_D void ampi_ptx_mbarrier_arrive(uint64_t* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(ampi_ptx_shared(barrier))
         : "memory");
@@ -1139,7 +1155,7 @@ AMPI_D void ampi_ptx_wgmma_wait_all(float (&d)[M]) {
 
 #endif
 
-/* Device: one element of any type */
+/* --- device, one element of any type --- */
 
 /* Bit for bit what the CPU does: a NaN keeps the upper bits of its payload and is made quiet. */
 AMPI_D float ampi_d_widen_half(uint16_t h) {
@@ -1172,7 +1188,7 @@ AMPI_D size_t ampi_d_quotient(size_t a, size_t b) {
     return ((uint64_t)(a | b) >> 32) == 0 ? (uint32_t)a / (uint32_t)b : a / b;
 }
 
-/* Device: eight elements of any type */
+/* --- device, eight elements of any type --- */
 
 /* Eight elements as they lie in memory; 16-bit types leave the upper half unused. */
 typedef struct ampi_eight { uint32_t w[8]; } ampi_eight;
@@ -1225,6 +1241,7 @@ AMPI_D void ampi_d_widen8(float (&v)[8], const ampi_eight& r, amp_dtype t) {
             v[j] = ampi_float(ampi_bf16_widen((uint16_t)(r.w[j / 2] >> (16 * (j & 1)))));
 }
 
+/* The eight numbers v, rounded to type t and packed as ampi_d_fetch8 packs them. */
 AMPI_D void ampi_d_round8(ampi_eight& r, const float (&v)[8], amp_dtype t) {
     if (t == AMP_F32)
         for (int j = 0; j < 8; j++) r.w[j] = ampi_bits(v[j]);
@@ -1252,7 +1269,7 @@ AMPI_D void ampi_d_store8(void* y, amp_dtype t, size_t i, size_t n, const float 
     ampi_d_put8(y, t, i, n, r);
 }
 
-/* Device: sums and maxima in a fixed order */
+/* --- device, sums and maxima in a fixed order --- */
 
 /* Eight floats by a tree. Longer sums go on in double, one addition for eight elements. */
 AMPI_D float ampi_d_sum8(const float (&v)[8]) {
@@ -1294,6 +1311,7 @@ AMPI_D void ampi_d_group_sum(double (&v)[N], double* shared) {
     }
 }
 
+/* Each of a group's T threads receives the largest v of the group, NaN if one is NaN. */
 template <int T>
 AMPI_D float ampi_d_group_max(float v, double* shared) {
     v = ampi_d_warp_max(v);
@@ -1316,9 +1334,51 @@ AMPI_D double ampi_d_parts_sum(const double* parts, size_t count, double* shared
     return sum[0];
 }
 
-/* >>impl-half */
+/* --- eights and values that may be missing --- */
 
-/* Kernels over all elements of one or two operands */
+/* One value of a result that may not be wanted. */
+AMPI_D void ampi_d_store_one(void* y, amp_dtype t, size_t i, float v, int accumulate) {
+    if (!y) return;
+    ampi_d_store(y, t, i, accumulate ? ampi_d_load(y, t, i) + v : v);
+}
+
+AMPI_D float ampi_d_load_or(const void* x, amp_dtype t, size_t i, float missing) {
+    return x ? ampi_d_load(x, t, i) : missing;
+}
+
+/* Eight elements of x as floats; `missing` in all of them if x is NULL. */
+AMPI_D void ampi_d_load8_or(float (&v)[8], const void* x, amp_dtype t, size_t i, size_t n,
+        float missing) {
+    if (x) ampi_d_load8(v, x, t, i, n);
+    else for (int j = 0; j < 8; j++) v[j] = missing;
+}
+
+/* Stores v, or adds it to what is there. */
+AMPI_D void ampi_d_give8(void* y, amp_dtype t, size_t i, size_t n, float (&v)[8], int add) {
+    float old[8];
+    if (add) ampi_d_load8(old, y, t, i, n);
+    for (int j = 0; add && j < 8; j++) v[j] = __fadd_rn(old[j], v[j]);
+    ampi_d_store8(y, t, i, n, v);
+}
+
+/* Zeros where an eight reaches beyond the end. */
+AMPI_D void ampi_d_trim8(float (&v)[8], size_t left) {
+    if (left >= 8) return;
+    for (int j = 0; j < 8; j++) v[j] = (size_t)j < left ? v[j] : 0.0f;
+}
+
+/* The sum of eight products, each rounded, in the order of ampi_d_sum8. */
+AMPI_D float ampi_d_dot8(const float (&a)[8], const float (&b)[8]) {
+    float v[8];
+    for (int j = 0; j < 8; j++) v[j] = __fmul_rn(a[j], b[j]);
+    return ampi_d_sum8(v);
+}
+
+/* >>impl-half   Conversions, and the kernel over all elements of one or two operands.
+   Words. tile: what a block takes at a time, two eights a thread. map: operands and result of such
+   a kernel. This room calls impl-device. */
+
+/* --- kernels over all elements of one or two operands --- */
 
 /* y[i] = f(a[i], b[i]) for n elements; b may be NULL. A thread takes two eights at a time, all
    loads first. */
@@ -1347,8 +1407,9 @@ AMPI_D size_t ampi_d_tile_step() { return (size_t)gridDim.x * AMPI_CUDA_TILE; }
 enum { AMPI_CUDA_SECOND = AMPI_CUDA_TILE / 2 };      /* from a thread's first eight of a tile to its
                                                         second */
 
-/* Conversion */
+/* --- conversion --- */
 
+/* Eight elements of type `from` become elements of type `to`, in place. */
 AMPI_D void ampi_d_convert8(ampi_eight& r, amp_dtype from, amp_dtype to) {
     float v[8];
     if (from == to) return;      /* a copy keeps all bits */
@@ -1427,6 +1488,7 @@ AMPI_D unsigned ampi_d_saturate8(ampi_eight& r, amp_dtype t) {
     return hits;
 }
 
+/* A conversion with desc: saturation, stochastic rounding, a count of saturated elements. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_convert_with(ampi_cuda_map m,
         ampi_cuda_rounding d) {
     ampi_ptx_grid_wait();
@@ -1466,6 +1528,7 @@ AMPI_FN amp_result ampi_cuda_convert_check(amp_ref dst, amp_ref src, size_t n,
     return AMP_OK;
 }
 
+/* n elements of src become elements of dst, under desc; NULL is no desc. */
 AMP_DEF amp_result amp_cuda_convert_with(amp_ref dst, amp_ref src, size_t n,
         const amp_convert_desc* desc, const amp_exec* exec) {
     ampi_cuda_map m = ampi_cuda_map_of(src, AMP_NONE, dst, n);
@@ -1484,11 +1547,12 @@ AMP_DEF amp_result amp_cuda_convert_with(amp_ref dst, amp_ref src, size_t n,
                             dim3(AMPI_CUDA_BLOCK), 0, m, how);
 }
 
+/* A conversion to nearest even, without desc. */
 AMP_DEF amp_result amp_cuda_convert(amp_ref dst, amp_ref src, size_t n, const amp_exec* exec) {
     return amp_cuda_convert_with(dst, src, n, NULL, exec);
 }
 
-/* Data of a batch */
+/* --- data of a batch --- */
 
 /* y[i] = label i of x as int32; a thread takes one element of each pass of the grid. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_labels(int32_t* y, const void* x,
@@ -1535,17 +1599,21 @@ AMPI_FN amp_result ampi_cuda_load(amp_ref dst, amp_ref src, size_t n, int from_h
     return ampi_cuda_send_buffer(exec, buffer, dst.data, bytes);
 }
 
-/* >>impl-gemm */
+/* >>impl-gemm   The kernels of the matrix product, but Hopper's: plain, narrow, on the Tensor
+   Cores.
+   Words. place: where an element of an operand or of C lies. walk: a thread's way through an
+   operand by places. feed: one operand on its way into shared memory. stage: the tiles of one step
+   of k. piece: a part of k whose sums wait in the workspace. This room calls impl-device. */
 
 /* Every product - gemm, batches of it, dense layers, convolutions - is an ampi_product of amp.h. It
    becomes an ampi_cuda_product here, which a kernel takes as its parameter. A kernel reads an
    operand in one of two ways:
-   - in chunks: 16 aligned bytes of a stored row at a time; - by places: element by element,
-   wherever the element lies, two neighbouring positions for a thread at a
-     time. Images are read so, and matrices whose address or leading dimension is no multiple of 16
-     bytes; these are images of one row. */
+   - in chunks: 16 aligned bytes of a stored row at a time;
+   - by places: element by element, wherever the element lies, two neighbouring positions for a
+     thread at a time. Images are read so, and matrices whose address or leading dimension is no
+     multiple of 16 bytes; these are images of one row. */
 
-/* Places */
+/* --- places --- */
 
 /* x / d for x < 2^31 by one multiplication: x * factor >> shift, factor = ceil(2^shift / d), with
    shift = 31 + ceil(log2 d). Then factor * d - 2^shift < d <= 2^(shift - 31), so x times it is
@@ -1568,12 +1636,14 @@ AMPI_D uint32_t ampi_d_divide(uint32_t x, const ampi_cuda_divisor& by) {
    (image, row, column). So a walk in equal steps needs additions only. */
 typedef struct ampi_cuda_digits { uint32_t high, middle, low; } ampi_cuda_digits;
 
+/* The host's form of ampi_d_digits_of. */
 AMPI_FN ampi_cuda_digits ampi_cuda_digits_of(size_t i, uint32_t middle, uint32_t low) {
     ampi_cuda_digits d = { (uint32_t)(i / low / middle), (uint32_t)(i / low % middle),
         (uint32_t)(i % low) };
     return d;
 }
 
+/* Index i as three digits of the radices `middle` and `low`. */
 AMPI_D ampi_cuda_digits ampi_d_digits_of(size_t i, uint32_t middle, uint32_t low) {
     size_t above = ampi_d_quotient(i, low), high = ampi_d_quotient(above, middle);
     ampi_cuda_digits d = { (uint32_t)high, (uint32_t)(above - high * middle),
@@ -1622,6 +1692,8 @@ typedef struct ampi_cuda_view {
 
 enum { AMPI_CUDA_OUTSIDE = -(1 << 30) };          /* as y: no image there; sides are below 2^30 */
 
+/* The window of an operand at a position: its top left pixel (y, x) and the element there.
+   Positions behind the last image lie outside. */
 AMPI_D ampi_cuda_view ampi_d_view(const ampi_cuda_operand& o, const ampi_cuda_digits& position) {
     ampi_cuda_view w;
     w.y = (int)position.middle * o.mul_h + o.base_h;
@@ -1647,6 +1719,7 @@ AMPI_D void ampi_d_take(uint2& pair, const void* data, amp_dtype t, int first, s
     pair.y = second ? ((const uint16_t*)data)[at2] : 0u;
 }
 
+/* Two elements of an operand as floats; zero for one that lies outside. */
 AMPI_D void ampi_d_take(float2& pair, const void* data, amp_dtype t, int first, size_t at,
         int second, size_t at2) {
     pair.x = first ? ampi_d_load(data, t, at) : 0.0f;
@@ -1661,6 +1734,7 @@ typedef struct ampi_cuda_walk {
     ampi_cuda_view view[2];
 } ampi_cuda_walk;
 
+/* The windows at a walk's position and at the next one. */
 AMPI_D void ampi_d_walk_views(ampi_cuda_walk& w, const ampi_cuda_operand& o) {
     const ampi_cuda_digits one = { 0, 0, 1 };
     ampi_cuda_digits next = w.position;
@@ -1669,6 +1743,7 @@ AMPI_D void ampi_d_walk_views(ampi_cuda_walk& w, const ampi_cuda_operand& o) {
     w.view[1] = ampi_d_view(o, next);
 }
 
+/* A walk over operand o of batch z starts at this row and this position. */
 AMPI_D void ampi_d_walk_begin(ampi_cuda_walk& w, const ampi_cuda_operand& o, size_t z, size_t row,
                               size_t position) {
     w.data = (const unsigned char*)o.data + z * o.stride * (o.dtype == AMP_F32 ? 4u : 2u);
@@ -1677,6 +1752,7 @@ AMPI_D void ampi_d_walk_begin(ampi_cuda_walk& w, const ampi_cuda_operand& o, siz
     ampi_d_walk_views(w, o);
 }
 
+/* This thread's N pairs of a tile, read from the operand; the walk moves on by one step of k. */
 template <int N, typename V>
 AMPI_D void ampi_d_walk_tile(V (&v)[N], ampi_cuda_walk& w, const ampi_cuda_operand& o) {
     ampi_cuda_digits row = w.row;
@@ -1696,7 +1772,7 @@ AMPI_D void ampi_d_walk_tile(V (&v)[N], ampi_cuda_walk& w, const ampi_cuda_opera
     }
 }
 
-/* The product */
+/* --- the product --- */
 
 /* See ampi_product. C is cut into tiles, k into steps of a tile's depth; with pieces > 1 a block
    forms one piece of the sum over k: sums[piece][product of the batch][i][j]. */
@@ -1722,6 +1798,9 @@ typedef struct ampi_cuda_tile { uint32_t row, column, from, steps; } ampi_cuda_t
 /* Blocks run roughly in the order of their number: eight tiles below each other, then the next
    column. So those under way together share rows of A and columns of B in the L2 cache. */
 enum { AMPI_CUDA_TILE_ROWS = 8 };
+
+/* The tile of C that `block` computes, and the steps of k of this piece. Blocks go down bands of
+   rows, so that neighbours share columns of C. */
 AMPI_D ampi_cuda_tile ampi_d_tile_at(const ampi_cuda_product& p, uint32_t depth, uint32_t block,
         uint32_t piece) {
     uint32_t band = AMPI_CUDA_TILE_ROWS * p.tiles_n, first = block / band * AMPI_CUDA_TILE_ROWS;
@@ -1736,13 +1815,14 @@ AMPI_D ampi_cuda_tile ampi_d_tile_at(const ampi_cuda_product& p, uint32_t depth,
     return t;
 }
 
+/* This block's tile; the piece is blockIdx.z. */
 AMPI_D ampi_cuda_tile ampi_d_tile(const ampi_cuda_product& p, uint32_t depth) {
     uint32_t block = blockIdx.x;
     AMPI_D_RENEW(block);
     return ampi_d_tile_at(p, depth, block, blockIdx.z);
 }
 
-/* From sums to C */
+/* --- from sums to C --- */
 
 /* Eight neighbours of row i of C, as far as there are: `whole` if they are neighbours in memory
    too. */
@@ -1751,6 +1831,7 @@ typedef struct ampi_cuda_place {
     int whole;
 } ampi_cuda_place;
 
+/* Element of C in a row that begins at `row` and in column j; columns may be pixels of images. */
 AMPI_D size_t ampi_d_c_at(const ampi_cuda_product& p, size_t row, size_t j) {
     /* a matrix is spared the division */
     const size_t image = p.part == p.n ? 0 : ampi_d_quotient(j, p.part);
@@ -1762,6 +1843,8 @@ AMPI_D size_t ampi_d_c_at(const ampi_cuda_product& p, size_t row, size_t j) {
     return row + image * p.part_stride + pixel;
 }
 
+/* Where eight elements of C lie, row i and columns j up to j+7 of batch z. whole: they are
+   neighbours in memory. */
 AMPI_D ampi_cuda_place ampi_d_place(const ampi_cuda_product& p, size_t z, size_t i, size_t j) {
     ampi_cuda_place c;
     c.row = z * p.c_stride + i * p.ldc;
@@ -1773,6 +1856,7 @@ AMPI_D ampi_cuda_place ampi_d_place(const ampi_cuda_product& p, size_t z, size_t
     return c;
 }
 
+/* Those eight elements of C as floats; zero behind the last column. */
 AMPI_D void ampi_d_c_load8(float (&v)[8], const ampi_cuda_product& p, const ampi_cuda_place& c) {
     if (c.whole) { ampi_d_load8(v, p.c, p.c_dtype, c.at, c.at + c.count); return; }
     for (int l = 0; l < 8; l++)
@@ -1780,6 +1864,7 @@ AMPI_D void ampi_d_c_load8(float (&v)[8], const ampi_cuda_product& p, const ampi
             ampi_d_c_at(p, c.row, c.j + (size_t)l)) : 0.0f;
 }
 
+/* Those eight elements of C, rounded to its type. */
 AMPI_D void ampi_d_c_store8(const float (&v)[8], const ampi_cuda_product& p,
         const ampi_cuda_place& c) {
     if (c.whole) { ampi_d_store8(p.c, p.c_dtype, c.at, c.at + c.count, v); return; }
@@ -1788,6 +1873,7 @@ AMPI_D void ampi_d_c_store8(const float (&v)[8], const ampi_cuda_product& p,
             ampi_d_store(p.c, p.c_dtype, ampi_d_c_at(p, c.row, c.j + (size_t)l), v[l]);
 }
 
+/* The biases of eight elements of C, in row i from column j on. */
 AMPI_D void ampi_d_bias8(float (&v)[8], const ampi_cuda_product& p, size_t z, size_t i, size_t j) {
     size_t at = z * p.bias_stride;
     if (!p.bias_per_row) { ampi_d_load8(v, p.bias, p.bias_dtype, at + j, at + p.n); return; }
@@ -1795,6 +1881,7 @@ AMPI_D void ampi_d_bias8(float (&v)[8], const ampi_cuda_product& p, size_t z, si
     for (int l = 1; l < 8; l++) v[l] = v[0];
 }
 
+/* Activation f of the epilogue at x. */
 AMPI_D float ampi_d_activation(int f, float x) {
     switch ((amp_cuda_epilogue)f) {
         case AMP_CUDA_EPILOGUE_NONE: break;
@@ -1836,6 +1923,7 @@ AMPI_D void ampi_d_epilogue8_at(const ampi_cuda_product& p, const ampi_cuda_plac
     ampi_d_c_store8(v, p, c);
 }
 
+/* ampi_d_epilogue8_at for row i and columns j up to j+7 of batch z. */
 AMPI_D void ampi_d_epilogue8(const ampi_cuda_product& p, size_t z, size_t i, size_t j,
         float (&v)[8]) {
     ampi_d_epilogue8_at(p, ampi_d_place(p, z, i, j), z, i, v);
@@ -1856,6 +1944,8 @@ AMPI_D void ampi_d_deliver8(const ampi_cuda_product& p, uint32_t z, uint32_t pie
 /* The pieces of one sum, in ascending order, 16 loads at a time under way together: -0 adds
    nothing. */
 enum { AMPI_CUDA_PIECES_AHEAD = 16 };
+
+/* The sum of `pieces` numbers that lie `apart` floats from each other, in ascending order. */
 AMPI_D float ampi_d_add_pieces(const float* first, size_t apart, uint32_t pieces) {
     float sum = -0.0f;
     for (uint32_t s = 0; s < pieces; s += AMPI_CUDA_PIECES_AHEAD) {
@@ -1872,6 +1962,9 @@ AMPI_D float ampi_d_add_pieces(const float* first, size_t apart, uint32_t pieces
 /* A thread for each sum, as C is small: it has fewer tiles than the GPU has multiprocessors. Then
    the first warp applies the epilogue to the block's 32 eights. */
 enum { AMPI_CUDA_PIECES_EIGHTS = (int)AMPI_CUDA_BLOCK / 8 };
+
+/* C from the sums of pieces of k: eight threads add eight columns, then one thread finishes
+   them. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_gemm_pieces(ampi_cuda_product p) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(float, shared);
@@ -1891,7 +1984,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_gemm_pieces(amp
     ampi_d_epilogue8(p, z, row - z * p.m, (q - row * eights) * 8, v);
 }
 
-/* Plain kernel */
+/* --- plain kernel --- */
 
 /* Any types, FP32 arithmetic: 256 threads form 64 x 64 of C, 4 x 4 each, 16 of k at a time. Element
    k of row i of A lies at a[k][i] in shared memory, and of column j of B at b[k][j]. Each sum runs
@@ -1908,6 +2001,8 @@ AMPI_D void ampi_d_first_pair(const ampi_cuda_operand& o, uint32_t x, uint32_t d
     *position = threadIdx.x % pairs * 2;
 }
 
+/* The walk of this thread for a tile: `width` rows or columns from x on, `depth` steps of k from
+   k on. */
 AMPI_D void ampi_d_walk_tile_begin(ampi_cuda_walk& w, const ampi_cuda_operand& o, size_t z,
                                    size_t x, size_t k, uint32_t width, uint32_t depth) {
     uint32_t row, position;
@@ -1915,6 +2010,8 @@ AMPI_D void ampi_d_walk_tile_begin(ampi_cuda_walk& w, const ampi_cuda_operand& o
     ampi_d_walk_begin(w, o, z, (o.along_k ? x : k) + row, (o.along_k ? k : x) + position);
 }
 
+/* This thread's pairs go to the tile in shared memory, element (k, x) at k * AMPI_CUDA_PLAIN_LD
+   + x. */
 AMPI_D void ampi_d_plain_put(float* tile, const ampi_cuda_operand& o,
         const float2 (&v)[AMPI_CUDA_PLAIN_PAIRS]) {
     uint32_t row, position;
@@ -1931,6 +2028,8 @@ AMPI_D void ampi_d_plain_put(float* tile, const ampi_cuda_operand& o,
     }
 }
 
+/* A thread's 4x4 sums, over `depth` steps of k in ascending order; a and b point to its first
+   row and column. */
 AMPI_D void ampi_d_plain_multiply(float (&sum)[4][4], const float* a, const float* b,
         uint32_t depth) {
     for (uint32_t k = 0; k < depth; k++) {
@@ -1962,6 +2061,7 @@ AMPI_D void ampi_d_plain_deliver(const ampi_cuda_product& p, float (&sum)[4][4],
     }
 }
 
+/* C by FP32 cores, for any types: a block sums a tile of C in the order of amp_gemm. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_gemm_plain(ampi_cuda_product p) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(float, shared);
@@ -1987,13 +2087,14 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_gemm_plain(ampi
     ampi_d_plain_deliver(p, sum, i + x, j + (y & ~7u));
 }
 
-/* Narrow products */
+/* --- narrow products --- */
 
 /* The last layer of a classifier and its gradient fill no tile of the Tensor Cores. Here p.steps
    threads, neighbours in a warp, form an element of C: each takes every so many places of k,
    ascending; then they are added by halves. */
 enum { AMPI_CUDA_NARROW = 16 };
 
+/* Every p.steps-th product of row i and column j from k = lane on, summed. */
 template <int BF16>
 AMPI_D float ampi_d_narrow_sum(const ampi_cuda_product& p, size_t i, size_t j, uint32_t lane) {
     const size_t a_step = p.a.along_k ? 1 : p.a.channel_stride, b_step = p.b.along_k ? 1
@@ -2022,6 +2123,7 @@ AMPI_D void ampi_d_narrow_epilogue(const ampi_cuda_product& p, size_t i, size_t 
     ampi_d_store(p.c, p.c_dtype, at, ampi_clean_nan(ampi_d_activation(p.epilogue, v)));
 }
 
+/* C with few rows or columns: p.steps threads sum one element, then add their parts in a tree. */
 template <int BF16>
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_gemm_narrow(ampi_cuda_product p) {
     ampi_ptx_grid_wait();
@@ -2034,7 +2136,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_gemm_narrow(amp
     if (i < p.m && lane == 0) ampi_d_narrow_epilogue(p, i, e - i * p.n, sum);
 }
 
-/* Tensor Core kernel: shared memory */
+/* --- tensor Core kernel, shared memory --- */
 
 /* A block of 2*X threads forms X x X of C, X = 64 or 128; each of its X/16 warps an X/2 x 32 part,
    in 16 x 8 of the mma instruction. k goes in steps of 32. A circular buffer of three stages holds
@@ -2076,7 +2178,7 @@ AMPI_D void ampi_d_fragment(uint32_t (&r)[4], const uint16_t* tile, uint32_t lan
     else ampi_ptx_ldmatrix_x4_trans(r, tile + (lane_at ^ 16 * i) + h * 16 * X);
 }
 
-/* Tensor Core kernel: feeding */
+/* --- tensor Core kernel, feeding --- */
 
 /* What one thread brings of each tile of one operand: two chunks, or eight pairs. `held` is on its
    way through registers: pairs always, chunks where there is no cp.async. */
@@ -2089,6 +2191,7 @@ typedef struct ampi_cuda_feed {
     uint2 held[8];
 } ampi_cuda_feed;
 
+/* The feed of this thread for one operand: rows or columns from x on, from k on, of batch z. */
 template <int X, bool PLACES>
 AMPI_D void ampi_d_feed_begin(ampi_cuda_feed& f, const ampi_cuda_operand& o, size_t z, size_t x,
         size_t k) {
@@ -2158,7 +2261,7 @@ AMPI_D void ampi_d_feed_store(const ampi_cuda_feed& f, const ampi_cuda_operand& 
 #endif
 }
 
-/* Tensor Core kernel: multiplying */
+/* --- tensor Core kernel, multiplying --- */
 
 /* d += a * b, 16 x 8, with 16 of k. */
 template <int BF16>
@@ -2205,6 +2308,7 @@ AMPI_D void ampi_d_multiply_type(float (&sum)[X / 32][4][4], const ampi_cuda_pro
     }
 }
 
+/* ampi_d_multiply_type for the type of p's operands. */
 template <int X>
 AMPI_D void ampi_d_multiply(float (&sum)[X / 32][4][4], const ampi_cuda_product& p,
                             const uint16_t* stage, uint32_t a_at, uint32_t b_at) {
@@ -2285,7 +2389,13 @@ static __global__ void __launch_bounds__(2 * X,
                           (size_t)t.row * X + x, (size_t)t.column * X + y);
 }
 
-/* Hopper kernel: the ladder */
+/* >>impl-hopper The kernel of the matrix product for compute capability 9.0, in code for sm_90a
+   alone.
+   Words. box: 64 x 64 halves that the copy engine brings at once. warpgroup: four warps that
+   multiply together. pipeline: stages in shared memory, with a barrier full and a barrier empty
+   each. unit: a tile of C of one of the batch. This room calls impl-device and impl-gemm. */
+
+/* --- hopper kernel, the ladder --- */
 
 /* On compute capability 9.0 mma.sync, which the kernel above is made of, reaches some 60 % of the
    Tensor Cores' rate. Seven steps lead from it to this kernel:
@@ -2386,7 +2496,7 @@ AMPI_D ampi_hopper_tile ampi_d_hopper_tile(const ampi_cuda_hopper& h, uint32_t u
     return t;
 }
 
-/* Hopper kernel: feeding */
+/* --- hopper kernel, feeding --- */
 
 /* An operand's tile at row or column x, for one stage: `boxes` times 64 rows or columns. */
 AMPI_D void ampi_d_hopper_fetch(const CUtensorMap* map, const ampi_cuda_operand& o,
@@ -2398,6 +2508,7 @@ AMPI_D void ampi_d_hopper_fetch(const CUtensorMap* map, const ampi_cuda_operand&
             product);
 }
 
+/* The copy engine fetches one stage: boxes of A and B, AMPI_HOPPER_DEPTH of k. */
 template <int N>
 AMPI_D void ampi_d_hopper_fill(const ampi_cuda_hopper& h, const ampi_hopper_pipeline& pipe,
                                const ampi_hopper_tile& t, uint32_t step) {
@@ -2423,7 +2534,7 @@ AMPI_D void ampi_d_hopper_feed(const ampi_cuda_hopper& h, ampi_hopper_pipeline p
     }
 }
 
-/* Hopper kernel: multiplying */
+/* --- hopper kernel, multiplying --- */
 
 /* "Matrix Descriptor Format" and "Shared Memory Matrix Layout" of the PTX ISA's wgmma chapter: in
    units of 16 bytes, the address in bits 0-13, the leading offset in bits 16-29, the stride in bits
@@ -2484,7 +2595,7 @@ AMPI_D void ampi_d_hopper_sum_type(float (&sum)[N / 2], const ampi_cuda_hopper& 
     }
 }
 
-/* Hopper kernel: from sums to C */
+/* --- hopper kernel, from sums to C --- */
 
 /* Warp w of a warpgroup holds rows 16w to 16w + 15. Of each 8 columns a lane has four sums: element
    e is row lane/4 + 8*(e/2), column 2*(lane%4) + e%2. */
@@ -2546,6 +2657,8 @@ AMPI_D float4 ampi_d_hopper_add(const unsigned char* four, uint32_t pieces) {
     return v[0];
 }
 
+/* Groups `first` to `end` - 1 of eight columns: the pieces of the cluster's blocks are added,
+   and go to C through the epilogue. */
 AMPI_D void ampi_d_hopper_deliver_groups(const ampi_cuda_product& p, const ampi_hopper_tile& t,
         const unsigned char* fours, float* slice, uint32_t first, uint32_t end) {
     const uint32_t lane = threadIdx.x % 32, column = lane % 4 * 8;
@@ -2566,6 +2679,7 @@ AMPI_D void ampi_d_hopper_deliver_groups(const ampi_cuda_product& p, const ampi_
     }
 }
 
+/* Blocks of a cluster exchange their sums of a tile; each finishes its share of the columns. */
 template <int N>
 AMPI_D void ampi_d_hopper_share(const ampi_cuda_product& p, const float (&sum)[N / 2],
                                 const ampi_hopper_tile& t, unsigned char* exchange, float* slice) {
@@ -2589,6 +2703,7 @@ AMPI_D float ampi_d_hopper_epilogue(const ampi_cuda_product& p, float sum, float
     return p.epilogue ? ampi_act_relu(1, v) : v;
 }
 
+/* Bias number `at` of batch z, or zero behind the last. */
 AMPI_D float ampi_d_hopper_bias(const ampi_cuda_product& p, uint32_t z, uint32_t at) {
     return at < (p.bias_per_row ? p.m : p.n) ? ampi_d_load(p.bias, p.bias_dtype,
         z * p.bias_stride + at) : 0.0f;
@@ -2718,6 +2833,7 @@ AMPI_D void ampi_d_hopper_store(const ampi_cuda_hopper& h, const float (&sum)[N 
     }
 }
 
+/* ampi_d_hopper_store for C's type. */
 template <int N, int RAW>
 AMPI_D void ampi_d_hopper_store_type(const ampi_cuda_hopper& h, const float (&sum)[N / 2],
         const ampi_hopper_tile& t, unsigned char* out, uint32_t& next_box) {
@@ -2863,6 +2979,7 @@ AMPI_FN ampi_cuda_operand ampi_cuda_operand_of(const ampi_operand* v, size_t sid
     return o;
 }
 
+/* The kernels' form of product s and its batch. */
 AMPI_FN ampi_cuda_product ampi_cuda_product_of(const ampi_product* s,
         const ampi_cuda_batch* batch) {
     const ampi_epilogue* c = &s->c;
@@ -2884,8 +3001,14 @@ AMPI_FN ampi_cuda_product ampi_cuda_product_of(const ampi_product* s,
     return p;
 }
 
-/* Which kernel */
+/* >>impl-launch Products on the host: which kernel, in which tiles and pieces, with how much
+   workspace; cuBLAS; amp_cuda_gemm_with.
+   Words. cut: tiles of C and pieces of k. batch: products of one shape, a fixed step apart. This
+   room calls impl-gemm and impl-hopper. */
 
+/* --- which kernel --- */
+
+/* An attribute of the current device; 0 if the driver does not tell. */
 AMPI_FN int ampi_cuda_attribute(cudaDeviceAttr what) {
     int device = 0, value = 0;
     if (cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&value, what,
@@ -2904,6 +3027,7 @@ typedef struct ampi_cuda_cut {
 
 AMPI_FN size_t ampi_cuda_parts(size_t n, size_t part) { return n / part + (n % part != 0); }
 
+/* C in tiles of side x side, and k in steps of `depth`, all in one piece. */
 AMPI_FN ampi_cuda_cut ampi_cuda_cut_of(uint32_t side, uint32_t depth, size_t m, size_t n,
         size_t k) {
     ampi_cuda_cut cut;
@@ -2921,6 +3045,9 @@ AMPI_FN ampi_cuda_cut ampi_cuda_cut_of(uint32_t side, uint32_t depth, size_t m, 
    blocks for each multiprocessor; a piece has at least 8 steps. So what it writes and the second
    pass reads (8 bytes a sum) stays small beside what it multiplies. */
 enum { AMPI_CUDA_PIECE_STEPS = 8, AMPI_CUDA_MAX_PIECES = 64 };
+
+/* The cut for ampi_k_gemm_mma: large tiles if they fill the device, else small ones, and pieces
+   of k if those do not either. */
 AMPI_FN ampi_cuda_cut ampi_cuda_cut_mma(size_t m, size_t n, size_t k, size_t batch) {
     size_t processors = (size_t)ampi_cuda_attribute(cudaDevAttrMultiProcessorCount), tiles, pieces;
     ampi_cuda_cut cut = ampi_cuda_cut_of(128, AMPI_CUDA_DEPTH, m, n, k);
@@ -2942,7 +3069,7 @@ AMPI_FN size_t ampi_cuda_pieces_bytes(const ampi_cuda_cut* cut, size_t m, size_t
     return cut->pieces < 2 ? 0 : (size_t)cut->pieces * m * n * batch * sizeof(float);
 }
 
-/* Which kernel: Hopper */
+/* --- which kernel, Hopper --- */
 
 #if defined(AMPI_TENSOR_MAPS)
 
@@ -2959,6 +3086,8 @@ AMPI_FN int ampi_cuda_hopper_here(void) {
     return 0;
 }
 
+/* The cut for ampi_k_gemm_hopper in tiles `side` columns wide, with at most `pieces` pieces of
+   k. */
 AMPI_FN ampi_cuda_cut ampi_cuda_cut_hopper_at(uint32_t side, size_t pieces, size_t m, size_t n,
         size_t k) {
     ampi_cuda_cut cut;
@@ -3011,8 +3140,9 @@ AMPI_FN ampi_cuda_cut ampi_cuda_cut_hopper(size_t m, size_t n, size_t k, size_t 
 AMPI_FN int ampi_cuda_hopper_here(void) { return 0; }
 #endif
 
-/* Workspace */
+/* --- workspace --- */
 
+/* Bytes of workspace for the pieces of a product; 0 without pieces, or if sizes overflow. */
 AMPI_FN size_t ampi_cuda_product_workspace(size_t m, size_t n, size_t k, size_t batch) {
     size_t all;
     if (!ampi_mul_size(m, n, &all) || !ampi_mul_size(all, batch, &all)
@@ -3040,7 +3170,7 @@ AMPI_FN int ampi_cuda_on_tensor_cores(amp_dtype a, amp_dtype b) {
     return 0;
 }
 
-/* Launches */
+/* --- launches --- */
 
 /* A thread's steps from pair to pair or chunk to chunk and from tile to tile; see ampi_d_walk_tile
    and ampi_d_feed_chunks. */
@@ -3055,6 +3185,9 @@ AMPI_FN void ampi_cuda_set_steps(ampi_cuda_operand* o, uint32_t side, uint32_t d
 
 /* A grid's second side ends at 65535: larger batches go in parts. */
 enum { AMPI_CUDA_MAX_BATCH = 32768 };
+
+/* A product's kernel is launched with one block per tile, batch and piece. Too many tiles are
+   refused. */
 AMPI_FN amp_result ampi_cuda_launch_cut(const amp_exec* exec, const char* op,
         void (*kernel)(ampi_cuda_product), ampi_cuda_product* p, const ampi_cuda_cut* cut,
         uint32_t depth, uint32_t threads, size_t shared) {
@@ -3070,6 +3203,7 @@ AMPI_FN amp_result ampi_cuda_launch_cut(const amp_exec* exec, const char* op,
                             p->pieces), dim3(threads), shared, *p);
 }
 
+/* C by ampi_k_gemm_plain. */
 AMPI_FN amp_result ampi_cuda_run_plain(const amp_exec* exec, const char* op, ampi_cuda_product* p) {
     ampi_cuda_cut cut = ampi_cuda_cut_of(AMPI_CUDA_PLAIN, AMPI_CUDA_PLAIN_DEPTH, p->m, p->n, p->k);
     return ampi_cuda_launch_cut(exec, op, ampi_k_gemm_plain, p, &cut, AMPI_CUDA_PLAIN_DEPTH,
@@ -3090,6 +3224,7 @@ AMPI_FN size_t ampi_cuda_mma_shared(uint32_t side) {
     return (size_t)AMPI_CUDA_STAGES * 2 * side * AMPI_CUDA_DEPTH * sizeof(uint16_t);
 }
 
+/* C by ampi_k_gemm_mma, in pieces of k if the workspace holds them. */
 AMPI_FN amp_result ampi_cuda_run_mma(const amp_exec* exec, const char* op, ampi_cuda_product* p) {
     ampi_cuda_cut cut = ampi_cuda_cut_mma(p->m, p->n, p->k, p->batch);
     int chunks = p->a.chunks && p->b.chunks;
@@ -3104,12 +3239,14 @@ AMPI_FN amp_result ampi_cuda_run_mma(const amp_exec* exec, const char* op, ampi_
     return ampi_cuda_add_pieces(exec, op, p);
 }
 
-/* Launches: Hopper */
+/* --- launches, Hopper --- */
 
 #if defined(AMPI_TENSOR_MAPS)
 
 /* cuTensorMapEncodeTiled is the driver's; asked for at run time, so that nothing new is linked. */
 typedef decltype(&cuTensorMapEncodeTiled) ampi_cuda_encoder;
+
+/* The driver's function that describes a tensor to the copy engine, or NULL. */
 AMPI_FN ampi_cuda_encoder ampi_cuda_find_encoder(void) {
     static ampi_cuda_encoder known = NULL;
     cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
@@ -3242,6 +3379,7 @@ AMPI_FN int ampi_cuda_is_narrow(const ampi_cuda_product* p, const ampi_product* 
            && (double)p->m * (double)p->n * (double)p->k <= 8388608.0;
 }
 
+/* C by ampi_k_gemm_narrow: at most 32 threads an element, fewer for a short k. */
 AMPI_FN amp_result ampi_cuda_run_narrow(const amp_exec* exec, const char* op,
         ampi_cuda_product* p) {
     size_t blocks;
@@ -3288,7 +3426,7 @@ AMPI_FN amp_result ampi_cuda_product_own(const amp_exec* exec, const char* op,
     return AMP_OK;
 }
 
-/* CuBLAS */
+/* --- cuBLAS --- */
 
 #if !defined(AMP_NO_CUBLAS)
 
@@ -3354,6 +3492,7 @@ AMPI_FN cublasStatus_t ampi_cuda_blas_call(cublasHandle_t blas, const ampi_produ
         CUBLAS_GEMM_DEFAULT);
 }
 
+/* C by cuBLAS; biases are written first, by a kernel of our own, and cuBLAS adds to them. */
 AMPI_FN amp_result ampi_cuda_product_blas(const amp_exec* exec, const char* op,
                                           const ampi_product* s, const ampi_cuda_batch* batch) {
     const float beta = s->c.bias ? 1.0f : s->c.beta;
@@ -3405,13 +3544,14 @@ AMPI_FN amp_result ampi_cuda_product_relu(const amp_exec* exec, const char* op,
     return amp_cuda_backend()->activation_forward(AMP_RELU, c, c, s->m * s->n * batch->count, exec);
 }
 
+/* A product without batch and activation. */
 AMPI_FN amp_result ampi_cuda_product_one(const amp_exec* exec, const char* op,
         const ampi_product* s) {
     ampi_cuda_batch one = { 1, 0, 0, 0, 0 };
     return ampi_cuda_product_run(exec, op, s, &one, AMP_CUDA_EPILOGUE_NONE);
 }
 
-/* Raw products */
+/* --- raw products --- */
 
 /* What amp_gemm has no need to check. */
 AMPI_FN amp_result ampi_cuda_check_desc(const amp_cuda_gemm_desc* d, const amp_gemm_shape* s,
@@ -3427,6 +3567,7 @@ AMPI_FN amp_result ampi_cuda_check_desc(const amp_cuda_gemm_desc* d, const amp_g
     return ampi_check_stride(logger, op, "bias", s->batch, d->bias_stride);
 }
 
+/* The product with desc, checked; NULL is no desc. */
 AMP_DEF amp_result amp_cuda_gemm_with(const amp_gemm_shape* shape, float alpha, amp_ref a,
         amp_ref b, float beta, amp_ref c, const amp_cuda_gemm_desc* desc, const amp_exec* exec) {
     const char* op = desc ? "amp_cuda_gemm_with" : "amp_cuda_gemm";
@@ -3447,12 +3588,16 @@ AMP_DEF amp_result amp_cuda_gemm_with(const amp_gemm_shape* shape, float alpha, 
     return ampi_cuda_product_run(exec, op, &p, &batch, d.epilogue);
 }
 
+/* The table's gemm. */
 AMPI_FN amp_result ampi_cuda_gemm(const amp_gemm_shape* s, float alpha, amp_ref a, amp_ref b,
         float beta, amp_ref c, const amp_exec* exec) {
     return amp_cuda_gemm_with(s, alpha, a, b, beta, c, NULL, exec);
 }
 
-/* Gradients of biases */
+/* >>impl-linear The dense layer, and the gradients of biases, which a convolution uses too.
+   Words. part: what one warp sums of an element. This room calls impl-launch. */
+
+/* --- gradients of biases --- */
 
 /* db[o] = sum of dy over images n and pixels p of a plane, element (n*outputs + o)*pixels + p; a
    dense layer has planes of one pixel. Sums are formed in double in an order that depends on sizes
@@ -3469,6 +3614,7 @@ typedef struct ampi_cuda_bias_sum {
 /* Loads of a thread that are under way together. */
 enum { AMPI_CUDA_BIAS_AHEAD = 4 };
 
+/* Element o of db becomes the sum, or is raised by it. */
 AMPI_D void ampi_d_bias_store(const ampi_cuda_bias_sum& s, size_t o, double sum) {
     float v = (float)sum;
     if (s.accumulate) v = __fadd_rn(ampi_d_load(s.db, s.db_dtype, o), v);
@@ -3504,11 +3650,14 @@ AMPI_D double ampi_d_bias_chunk(const ampi_cuda_bias_sum& s, size_t o, size_t q)
     return sum;
 }
 
+/* Element blockIdx.x of db becomes the sum of s.count parts. */
 AMPI_D void ampi_d_bias_end(const ampi_cuda_bias_sum& s, const double* parts, double* shared) {
     double sum = ampi_d_parts_sum(parts, s.count, shared);
     if (threadIdx.x == 0) ampi_d_bias_store(s, blockIdx.x, sum);
 }
 
+/* Parts of db[blockIdx.x] over images and pixels, one part a warp at a time; without memory for
+   parts db itself. */
 static __global__ void __launch_bounds__(32
         * AMPI_CUDA_BIAS_WARPS) ampi_k_bias_planes(ampi_cuda_bias_sum s) {
     ampi_ptx_grid_wait();
@@ -3529,6 +3678,7 @@ static __global__ void __launch_bounds__(32
     ampi_d_bias_end(s, parts, shared);
 }
 
+/* db from the parts of ampi_k_bias_planes, one block an output. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_bias_parts(ampi_cuda_bias_sum s) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
@@ -3573,6 +3723,7 @@ AMPI_D double ampi_d_reduce8(double (&v)[8]) {
     return v[0] + __shfl_xor_sync(0xffffffffu, v[0], 2);
 }
 
+/* db from rows without pixels: a block sums AMPI_CUDA_BIAS_COLUMNS columns of dy[n, outputs]. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BIAS_BLOCK)
         ampi_k_bias_columns(ampi_cuda_bias_sum s) {
     ampi_ptx_grid_wait();
@@ -3593,6 +3744,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BIAS_BLOCK)
     ampi_d_bias_store(s, o, sum);
 }
 
+/* Parts of which an element of db is made: fewer for many outputs. */
 AMPI_FN size_t ampi_cuda_bias_parts(size_t n, size_t outputs, size_t pixels) {
     size_t most = ampi_min_size(AMPI_CUDA_BIAS_ALL_PARTS / outputs, AMPI_CUDA_BIAS_PARTS);
     return ampi_min_size(ampi_cuda_parts(n * ((pixels + 7) / 8), AMPI_CUDA_BIAS_CHUNK),
@@ -3605,6 +3757,7 @@ AMPI_FN size_t ampi_cuda_bias_bytes(size_t n, size_t outputs, size_t pixels) {
     return count > 2 * AMPI_CUDA_BIAS_WARPS ? count * outputs * sizeof(double) : 0;
 }
 
+/* db of a convolution; parts by many blocks where the workspace holds them. */
 AMPI_FN amp_result ampi_cuda_bias_planes(const amp_exec* exec, const char* op,
         ampi_cuda_bias_sum s) {
     const size_t bytes = ampi_cuda_bias_bytes(s.n, s.outputs, s.pixels);
@@ -3620,6 +3773,7 @@ AMPI_FN amp_result ampi_cuda_bias_planes(const amp_exec* exec, const char* op,
                             dim3(AMPI_CUDA_BLOCK), AMPI_CUDA_BLOCK / 32 * sizeof(double), s);
 }
 
+/* db[outputs] = sums of dy[n, outputs, pixels], or += if accumulate. */
 AMPI_FN amp_result ampi_cuda_bias_grad(const amp_exec* exec, const char* op, amp_ref dy,
         amp_ref db, int accumulate, size_t n, size_t outputs, size_t pixels) {
     ampi_cuda_bias_sum s = { dy.data, ampi_dtype_or_f32(dy.dtype), db.data,
@@ -3631,8 +3785,9 @@ AMPI_FN amp_result ampi_cuda_bias_grad(const amp_exec* exec, const char* op, amp
                             AMPI_CUDA_BIAS_BLOCK * sizeof(double), s);
 }
 
-/* Dense layer */
+/* --- dense layer --- */
 
+/* Refuses memory that kernels cannot reach, in the order of the names. */
 AMPI_FN amp_result ampi_cuda_check_pointers(const amp_exec* exec, const char* op,
         const char* const* names, const void* const* pointers, int count) {
     for (int i = 0; i < count; i++)
@@ -3648,6 +3803,7 @@ AMPI_FN amp_result ampi_cuda_check_forward(const amp_exec* exec, const char* op,
     return ampi_cuda_check_pointers(exec, op, names, pointers, 4);
 }
 
+/* Refuses bad memory of a layer's backward call: x counts for dw alone, w for dx alone. */
 AMPI_FN amp_result ampi_cuda_check_backward(const amp_exec* exec, const char* op, const void* dy,
         const void* x, const void* w, const void* dx, const void* dw, const void* db) {
     const char* const names[] = { "dy", "x", "w", "dx", "dw", "db" };
@@ -3655,6 +3811,7 @@ AMPI_FN amp_result ampi_cuda_check_backward(const amp_exec* exec, const char* op
     return ampi_cuda_check_pointers(exec, op, names, pointers, 6);
 }
 
+/* The table's linear_forward: one product. */
 AMPI_FN amp_result ampi_cuda_linear_forward(amp_ref x, amp_ref w, amp_ref b, amp_ref y, size_t n,
         size_t in, size_t out, const amp_exec* exec) {
     const char* op = "amp_cuda_linear_forward";
@@ -3677,6 +3834,7 @@ AMPI_FN amp_result ampi_cuda_linear_relu(amp_ref x, amp_ref w, amp_ref b, amp_re
     return ampi_cuda_product_relu(exec, "amp_cuda_linear_forward", &s, &one, 1);
 }
 
+/* The table's linear_backward: dx and dw are products, db is a sum of columns. */
 AMPI_FN amp_result ampi_cuda_linear_backward(amp_ref dy, amp_ref x, amp_ref w, amp_ref dx,
         amp_ref dw, amp_ref db, int accumulate, size_t n, size_t in, size_t out,
         const amp_exec* exec) {
@@ -3698,7 +3856,11 @@ AMPI_FN amp_result ampi_cuda_linear_backward(amp_ref dy, amp_ref x, amp_ref w, a
     return ampi_cuda_bias_grad(exec, op, dy, db, accumulate & AMP_ACCUMULATE_PARAMS, n, out, 1);
 }
 
-/* >>impl-conv */
+/* >>impl-conv   Convolution: three products whose B is read from images by places; few channels are
+   summed directly.
+   Words. direct: by FP32 cores, from pixels and weights in shared memory. band: rows of an output's
+   tile. part: y, dx or dw. phase: pixels of dx that meet the same kernel positions. This room calls
+   impl-linear. */
 
 /* The three products of a convolution, the groups as a batch. Kernels count in 31 bits inside a
    plane. */
@@ -3717,7 +3879,7 @@ AMPI_FN amp_result ampi_cuda_conv2d_fits(const ampi_conv2d_sizes* c, const amp_e
 typedef enum ampi_cuda_conv2d_part { AMPI_CONV2D_Y, AMPI_CONV2D_DX,
         AMPI_CONV2D_DW } ampi_cuda_conv2d_part;
 
-/* Few channels: direct sums */
+/* --- few channels, direct sums --- */
 
 /* Few channels of halves fill no tile of the Tensor Cores. Unfolding them costs more than to
    multiply them on the FP32 cores, where their products are exact. One form serves for two of the
@@ -3755,6 +3917,7 @@ typedef struct ampi_cuda_direct {
 /* Its first image and row, and how many there are. */
 typedef struct ampi_cuda_direct_tile { uint32_t image, row, images, rows; } ampi_cuda_direct_tile;
 
+/* Tile `number`: a band of output rows of one image or several. */
 AMPI_D ampi_cuda_direct_tile ampi_d_direct_tile(const ampi_cuda_direct& d, uint32_t number) {
     ampi_cuda_direct_tile t;
     t.image = number / d.bands * d.images;
@@ -3835,6 +3998,7 @@ AMPI_D void ampi_d_direct_load8(float (&v)[8], const float* p) {
     v[4] = high.x; v[5] = high.y; v[6] = high.z; v[7] = high.w;
 }
 
+/* sum[l] += v * by[l], fused. */
 AMPI_D void ampi_d_direct_add8(float (&sum)[8], float v, const float (&by)[8]) {
     AMPI_D_UNROLL
     for (int l = 0; l < 8; l++) sum[l] = ampi_fma(1, v, by[l], sum[l]);
@@ -3915,7 +4079,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK, 3) ampi_k_direct(ampi_
                 sum[p]);
 }
 
-/* Few channels: direct sums of dw */
+/* --- few channels, direct sums of dw --- */
 
 /* dw[o,c,a,b] = sum over images and pixels (i, j) of dy[n,o,i,j] * x[n, c, i*stride_h - pad_h +
    a*dilation_h, ...]. A job is KH weights below each other, of eight outputs. A block has its share
@@ -3999,6 +4163,8 @@ AMPI_D void ampi_d_direct_share(float* shared, const ampi_cuda_direct& d,
     }
 }
 
+/* Shares of dw by direct sums: a block takes neighbouring tiles; a thread holds KH weights of
+   eight outputs. */
 template <int KH>
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_direct_dw(ampi_cuda_direct d) {
     ampi_ptx_grid_wait();
@@ -4020,7 +4186,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_direct_dw(ampi_
     ampi_d_direct_share<KH>(shared, d, sum, out);
 }
 
-/* Few channels: which, and how */
+/* --- few channels, which, and how --- */
 
 /* Bounds: outputs; weights of each (which take 16 KB); floats of x in the forward kernel (24 KB);
    of all in that for dw (40 KB, as the sums of its 256 threads take at KH = 5); blocks that dw is
@@ -4189,6 +4355,7 @@ AMPI_FN size_t ampi_cuda_direct_sums(const ampi_cuda_direct* d) {
     return (size_t)d->shares * d->outputs * d->out_step * sizeof(float);
 }
 
+/* Bytes of workspace with which dw is summed directly; 0 if it is not. */
 AMPI_FN size_t ampi_cuda_direct_workspace(const ampi_conv2d_sizes* c) {
     ampi_product none;
     memset(&none, 0, sizeof none);
@@ -4226,8 +4393,9 @@ AMPI_FN int ampi_cuda_try_direct(const amp_exec* exec, const char* op, const amp
                                   : ampi_cuda_direct_launch(exec, op, &d, r);
 }
 
-/* The three products */
+/* --- the three products --- */
 
+/* One part of a convolution, summed directly where that fits, else by products of its groups. */
 AMPI_FN amp_result ampi_cuda_conv2d_run(const amp_exec* exec, const char* op,
         const ampi_conv2d_sizes* c, const ampi_convolution* v, ampi_cuda_conv2d_part part,
         int relu) {
@@ -4268,6 +4436,7 @@ AMPI_FN size_t ampi_cuda_convolution_workspace(const ampi_convolution* v) {
     return ampi_cuda_product_workspace(v->s.m, v->s.n, v->s.k, v->groups);
 }
 
+/* The largest workspace that one of a convolution's parts can use, in bytes. */
 AMPI_FN size_t ampi_cuda_conv2d_workspace(const amp_conv2d_shape* s) {
     ampi_layer_refs none;
     ampi_convolution v;
@@ -4285,6 +4454,7 @@ AMPI_FN size_t ampi_cuda_conv2d_workspace(const amp_conv2d_shape* s) {
         db ? db + 16 : 0);
 }
 
+/* y = x convolved with w, plus b; then a ReLU, if relu. */
 AMPI_FN amp_result ampi_cuda_conv2d_y(const amp_conv2d_shape* shape, amp_ref x, amp_ref w,
         amp_ref b, amp_ref y, int relu, const amp_exec* exec) {
     const char* op = "amp_cuda_conv2d_forward";
@@ -4298,6 +4468,7 @@ AMPI_FN amp_result ampi_cuda_conv2d_y(const amp_conv2d_shape* shape, amp_ref x, 
     return ampi_cuda_conv2d_run(exec, op, &c, &v, AMPI_CONV2D_Y, relu);
 }
 
+/* The table's conv2d_forward. */
 AMPI_FN amp_result ampi_cuda_conv2d_forward(const amp_conv2d_shape* shape, amp_ref x, amp_ref w,
         amp_ref b, amp_ref y, const amp_exec* exec) {
     return ampi_cuda_conv2d_y(shape, x, w, b, y, 0, exec);
@@ -4309,6 +4480,8 @@ AMPI_FN amp_result ampi_cuda_conv2d_relu(const amp_conv2d_shape* shape, amp_ref 
     return ampi_cuda_conv2d_y(shape, x, w, b, y, 1, exec);
 }
 
+/* The table's conv2d_backward: dx in phases of its pixels, dw as a product, db as a sum over
+   pixels. */
 AMPI_FN amp_result ampi_cuda_conv2d_backward(const amp_conv2d_shape* shape, amp_ref dy, amp_ref x,
         amp_ref w, amp_ref dx, amp_ref dw, amp_ref db, int accumulate, const amp_exec* exec) {
     const char* op = "amp_cuda_conv2d_backward";
@@ -4329,45 +4502,10 @@ AMPI_FN amp_result ampi_cuda_conv2d_backward(const amp_conv2d_shape* shape, amp_
         (size_t)c.s.out_channels, c.out_pixels);
 }
 
-/* >>impl-nn */
-
-/* One value of a result that may not be wanted. */
-AMPI_D void ampi_d_store_one(void* y, amp_dtype t, size_t i, float v, int accumulate) {
-    if (!y) return;
-    ampi_d_store(y, t, i, accumulate ? ampi_d_load(y, t, i) + v : v);
-}
-
-AMPI_D float ampi_d_load_or(const void* x, amp_dtype t, size_t i, float missing) {
-    return x ? ampi_d_load(x, t, i) : missing;
-}
-
-AMPI_D void ampi_d_load8_or(float (&v)[8], const void* x, amp_dtype t, size_t i, size_t n,
-        float missing) {
-    if (x) ampi_d_load8(v, x, t, i, n);
-    else for (int j = 0; j < 8; j++) v[j] = missing;
-}
-
-/* Stores v, or adds it to what is there. */
-AMPI_D void ampi_d_give8(void* y, amp_dtype t, size_t i, size_t n, float (&v)[8], int add) {
-    float old[8];
-    if (add) ampi_d_load8(old, y, t, i, n);
-    for (int j = 0; add && j < 8; j++) v[j] = __fadd_rn(old[j], v[j]);
-    ampi_d_store8(y, t, i, n, v);
-}
-
-/* Zeros where an eight reaches beyond the end. */
-AMPI_D void ampi_d_trim8(float (&v)[8], size_t left) {
-    if (left >= 8) return;
-    for (int j = 0; j < 8; j++) v[j] = (size_t)j < left ? v[j] : 0.0f;
-}
-
-AMPI_D float ampi_d_dot8(const float (&a)[8], const float (&b)[8]) {
-    float v[8];
-    for (int j = 0; j < 8; j++) v[j] = __fmul_rn(a[j], b[j]);
-    return ampi_d_sum8(v);
-}
-
-/* Pooling */
+/* >>impl-pool   Pooling: a thread, or T of them, for a pixel of y; windows of 2x2 and 3x3 side by
+   side by vectors.
+   Words. window: the pixels of one output. key: an integer in the order of floats. This room calls
+   impl-device. */
 
 typedef struct ampi_cuda_pool {
     ampi_pool_plan p;
@@ -4382,6 +4520,7 @@ typedef struct ampi_cuda_pool {
 /* The window of output pixel (oh, ow) without its padding. */
 typedef struct ampi_cuda_window { int top, bottom, left, right; } ampi_cuda_window;
 
+/* The pixels of x that output pixel (oh, ow) sees, clipped to the image. */
 AMPI_D ampi_cuda_window ampi_d_window(const ampi_pool_plan& p, int oh, int ow) {
     ampi_span rows = ampi_window(oh, p.sh, p.ph, p.kh, p.h),
         columns = ampi_window(ow, p.sw, p.pw, p.kw, p.w);
@@ -4477,6 +4616,7 @@ AMPI_D uint32_t ampi_d_pool_tile(const ampi_cuda_pool& q, uint32_t i, uint32_t k
 template <typename T, int N>
 struct alignas(N % 2 ? sizeof(T) : N * sizeof(T)) ampi_cuda_vector { T e[N]; };
 
+/* N neighbouring elements as floats, read at once; aligned to N elements. */
 template <int N>
 AMPI_D void ampi_d_load_vector(float (&v)[N], const void* x, amp_dtype t, size_t i) {
     if (t == AMP_F32) {
@@ -4490,6 +4630,7 @@ AMPI_D void ampi_d_load_vector(float (&v)[N], const void* x, amp_dtype t, size_t
     }
 }
 
+/* N neighbouring elements, rounded and written at once; aligned to N elements. */
 template <int N>
 AMPI_D void ampi_d_store_vector(void* y, amp_dtype t, size_t i, const float (&v)[N]) {
     if (t == AMP_F32) {
@@ -4504,6 +4645,7 @@ AMPI_D void ampi_d_store_vector(void* y, amp_dtype t, size_t i, const float (&v)
     }
 }
 
+/* Pooling by windows of K x K side by side: a thread computes G pixels of y. */
 template <int K, int G>
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool_tiles(ampi_cuda_pool q) {
     ampi_ptx_grid_wait();
@@ -4551,6 +4693,7 @@ AMPI_FN int ampi_cuda_pool_tiles(ampi_cuda_pool* q, const void* image, amp_dtype
     return 0;
 }
 
+/* The table's pool2d_forward. */
 AMPI_FN amp_result ampi_cuda_pool2d_forward(const amp_pool2d_shape* s, amp_ref x, amp_ref y,
         const amp_exec* exec) {
     const char* op = "amp_cuda_pool2d_forward";
@@ -4670,6 +4813,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
     }
 }
 
+/* The table's pool2d_backward. */
 AMPI_FN amp_result ampi_cuda_pool2d_backward(const amp_pool2d_shape* s, amp_ref dy, amp_ref x,
         amp_ref dx, int accumulate, const amp_exec* exec) {
     const char* op = "amp_cuda_pool2d_backward";
@@ -4698,7 +4842,235 @@ AMPI_FN amp_result ampi_cuda_pool2d_backward(const amp_pool2d_shape* s, amp_ref 
                             dim3(AMPI_CUDA_BLOCK), 0, q);
 }
 
-/* Batch norm */
+/* >>impl-elementwise Operators element by element: activations, dropout, sum; columns of a matrix,
+   for concat.
+   Words. functor: what ampi_k_map does with an eight. This room calls impl-half. */
+
+/* A kernel over all elements, for any of the functors below. Each defines ampi_d_apply, which turns
+   the eights v (of a) and w (of b) that begin at element i into a result in v; and ampi_d_begin, if
+   a thread computes anything beforehand. y may be a or b: a thread has read an eight when it writes
+   it. */
+template <typename F>
+AMPI_D void ampi_d_begin(F&) {}
+
+/* Whether the result is added to what y holds. */
+template <typename F>
+AMPI_D int ampi_d_adds(const F&) { return 0; }
+
+/* Functor f of each element, in tiles of eights: y = f(a) or y = f(a, b). */
+template <typename F>
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_map(ampi_cuda_map m, F f) {
+    ampi_ptx_grid_wait();
+    ampi_d_begin(f);
+    for (size_t i = ampi_d_tile_start(); i < m.n; i += ampi_d_tile_step()) {
+        ampi_eight a[2], b[2];
+        AMPI_D_UNROLL
+        for (int u = 0; u < 2; u++) {
+            ampi_d_fetch8(a[u], m.a, m.at, i + (size_t)(u * AMPI_CUDA_SECOND), m.n);
+            if (m.b) ampi_d_fetch8(b[u], m.b, m.bt, i + (size_t)(u * AMPI_CUDA_SECOND), m.n);
+        }
+        AMPI_ROLLED
+        for (size_t at = i; at < m.n && at <= i + AMPI_CUDA_SECOND; at += AMPI_CUDA_SECOND) {
+            float v[8], w[8];
+            ampi_d_widen8(v, a[0], m.at);
+            if (m.b) ampi_d_widen8(w, b[0], m.bt);
+            ampi_d_apply(f, v, w, at);
+            ampi_d_give8(m.y, m.yt, at, m.n, v, ampi_d_adds(f));
+            a[0] = a[1];      /* the second eight takes the place of the first: f is there once */
+            b[0] = b[1];
+        }
+    }
+}
+
+/* One launch of ampi_k_map over m.n elements; none for 0. */
+template <typename F>
+static amp_result ampi_cuda_map_run(const amp_exec* exec, const char* op, const ampi_cuda_map& m,
+        const F& f) {
+    if (m.n == 0) return AMP_OK;
+    return ampi_cuda_launch(exec, op, ampi_k_map<F>, ampi_cuda_grid(m.n, AMPI_CUDA_TILE),
+                            dim3(AMPI_CUDA_BLOCK), 0, m, f);
+}
+
+struct ampi_op_activation { amp_activation f; };
+struct ampi_op_activation_slope { amp_activation f; int add; };
+AMPI_D int ampi_d_adds(const ampi_op_activation_slope& op) { return op.add; }
+struct ampi_op_add { int unused; };
+struct ampi_op_dropout {
+    float p, scale;
+    uint64_t seed, offset, stride;
+    const uint64_t* position;      /* NULL = 0 */
+};
+
+/* The function is chosen outside of the loop. */
+AMPI_D void ampi_d_apply(const ampi_op_activation& op, float (&v)[8], float (&)[8], size_t) {
+#define AMPI_X(NAME, name, ...) \
+        case AMP_##NAME: for (int j = 0; j < 8; j++) v[j] = ampi_act_##name(1, v[j]); break;
+    switch (op.f) { AMP_ACTIVATION_LIST(AMPI_X) }
+#undef AMPI_X
+}
+
+AMPI_D void ampi_d_apply(const ampi_op_activation_slope& op, float (&dy)[8], float (&s)[8],
+        size_t) {
+#define AMPI_X(NAME, name, ...) \
+        case AMP_##NAME: for (int j = 0; j < 8; j++) dy[j] = ampi_slope_##name(1, dy[j], s[j]); \
+            break;
+    switch (op.f) { AMP_ACTIVATION_LIST(AMPI_X) }
+#undef AMPI_X
+}
+
+AMPI_D void ampi_d_apply(const ampi_op_add&, float (&v)[8], float (&w)[8], size_t) {
+    for (int j = 0; j < 8; j++) v[j] += w[j];
+}
+
+AMPI_D void ampi_d_begin(ampi_op_dropout& op) {
+    if (op.position) op.offset += *op.position * op.stride;
+}
+
+AMPI_D void ampi_d_apply(const ampi_op_dropout& op, float (&v)[8], float (&)[8], size_t i) {
+    uint32_t random[8];
+    ampi_d_random8(random, op.seed, op.offset + i);
+    for (int j = 0; j < 8; j++) {
+        float u = (float)(random[j] >> 8) * (1.0f / 16777216.0f);
+        v[j] = u < op.p ? 0.0f : v[j] * op.scale;
+    }
+}
+
+/* The table's activation_forward. */
+AMPI_FN amp_result ampi_cuda_activation_forward(amp_activation f, amp_ref x, amp_ref y, size_t n,
+        const amp_exec* exec) {
+    const char* op = "amp_cuda_activation_forward";
+    const ampi_argument list[] = { AMPI_ARG(x, AMPI_SAME, n),
+                                   AMPI_ARG(y, AMPI_OUT | AMPI_SAME, n) };
+    const ampi_op_activation functor = { f };
+    AMPI_TRY(ampi_check_activation(exec, f));
+    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
+    return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(x, AMP_NONE, y, n),
+        functor);
+}
+
+/* The table's activation_backward. */
+AMPI_FN amp_result ampi_cuda_activation_backward(amp_activation f, amp_ref dy, amp_ref saved,
+        amp_ref dx, int accumulate, size_t n, const amp_exec* exec) {
+    const char* op = "amp_cuda_activation_backward";
+    const int add = accumulate & AMP_ACCUMULATE_INPUT, same = add ? AMPI_IN : AMPI_SAME;
+    const ampi_argument list[] = { AMPI_ARG(dy, same, n),
+                                   AMPI_ARG(saved, AMPI_IN, n),
+                                   AMPI_ARG(dx, AMPI_OUT | AMPI_NULL | same, n) };
+    const ampi_op_activation_slope functor = { f, add };
+    AMPI_TRY(ampi_check_activation(exec, f));
+    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
+    if (!dx.data) return AMP_OK;
+    return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(dy, saved, dx, n), functor);
+}
+
+/* amp_dropout_forward with a second part of the offset in device memory, offset + *position *
+   stride, which a captured graph can move on. */
+AMPI_FN amp_result ampi_cuda_dropout_forward(amp_ref x, amp_ref y, size_t n, float p, uint64_t seed,
+        uint64_t offset, const uint64_t* position, uint64_t stride, const amp_exec* exec) {
+    const char* op = "amp_cuda_dropout_forward";
+    const ampi_argument list[] = { AMPI_ARG(x, AMPI_SAME, n),
+                                   AMPI_ARG(y, AMPI_OUT | AMPI_SAME, n) };
+    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
+    if (!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE))
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC,
+                         "%s: probability %g is outside [0,1)", op, (double)p);
+    const ampi_op_dropout functor = { p, 1.0f / (1.0f - p), seed, offset, stride, position };
+    return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(x, AMP_NONE, y, n), functor);
+}
+
+/* The table's add_forward. */
+AMPI_FN amp_result ampi_cuda_add_forward(amp_ref a, amp_ref b, amp_ref y, size_t n,
+        const amp_exec* exec) {
+    const char* op = "amp_cuda_add_forward";
+    const ampi_argument list[] = { AMPI_ARG(a, AMPI_SAME, n),
+                                   AMPI_ARG(b, AMPI_SAME, n),
+                                   AMPI_ARG(y, AMPI_OUT | AMPI_SAME, n) };
+    const ampi_op_add functor = { 0 };
+    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
+    return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(a, b, y, n),
+        functor);
+}
+
+/* --- columns of a matrix --- */
+
+/* Copies, or adds, `d` columns from matrix x to matrix y; each begins at an element of its own and
+   has rows of its own length. */
+typedef struct ampi_cuda_columns {
+    const void* x;
+    void* y;
+    amp_dtype xt, yt;
+    size_t x_start, x_row, y_start, y_row, rows, d;
+    int accumulate;
+} ampi_cuda_columns;
+
+/* Columns of a matrix copied, converted or added to those of another, eight elements a thread. */
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_columns(ampi_cuda_columns q) {
+    ampi_ptx_grid_wait();
+    const size_t eights = (q.d + 7) / 8, n = q.rows * eights,
+        step = (size_t)gridDim.x * AMPI_CUDA_BLOCK;
+    for (size_t k = (size_t)blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x; k < n; k += step) {
+        size_t row = ampi_d_quotient(k, eights), i = (k - row * eights) * 8;
+        size_t from = q.x_start + row * q.x_row, to = q.y_start + row * q.y_row;
+        ampi_eight r;
+        ampi_d_fetch8(r, q.x, q.xt, from + i, from + q.d);
+        if (q.accumulate) {
+            float v[8], old[8];
+            ampi_d_widen8(v, r, q.xt);
+            ampi_d_load8(old, q.y, q.yt, to + i, to + q.d);
+            for (int j = 0; j < 8; j++) v[j] = old[j] + v[j];
+            ampi_d_round8(r, v, q.yt);
+        } else {
+            ampi_d_convert8(r, q.xt, q.yt);
+        }
+        ampi_d_put8(q.y, q.yt, to + i, to + q.d, r);
+    }
+}
+
+/* One launch of ampi_k_columns; none without elements. */
+AMPI_FN amp_result ampi_cuda_columns_run(const amp_exec* exec, const char* op,
+        const ampi_cuda_columns& q) {
+    size_t n = q.rows * ((q.d + 7) / 8);
+    if (n == 0) return AMP_OK;
+    return ampi_cuda_launch(exec, op, ampi_k_columns, ampi_cuda_grid(n, AMPI_CUDA_BLOCK),
+                            dim3(AMPI_CUDA_BLOCK), 0, q);
+}
+
+/* The table's concat_forward. */
+AMPI_FN amp_result ampi_cuda_concat_forward(amp_ref x, size_t d, amp_ref y, size_t d_total,
+        size_t column, size_t rows, const amp_exec* exec) {
+    const char* op = "amp_cuda_concat_forward";
+    const int none = d == 0 ? AMPI_NULL : 0;
+    const size_t n = ampi_area(rows, d ? d_total : 0);
+    const ampi_argument list[] = { AMPI_ARG(x, AMPI_IN | none, rows * d),
+                                   AMPI_ARG(y, AMPI_OUT | none, n) };
+    const ampi_cuda_columns q = { x.data, y.data, ampi_dtype_or_f32(x.dtype),
+                                  ampi_dtype_or_f32(y.dtype), 0, d, column, d_total, rows, d, 0 };
+    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
+    AMPI_TRY(ampi_check_columns(exec, op, d, d_total, column));
+    return ampi_cuda_columns_run(exec, op, q);
+}
+
+/* The table's concat_backward. */
+AMPI_FN amp_result ampi_cuda_concat_backward(amp_ref y, size_t d_total, size_t column, amp_ref x,
+        size_t d, size_t rows, int accumulate, const amp_exec* exec) {
+    const char* op = "amp_cuda_concat_backward";
+    const int none = d == 0 ? AMPI_NULL : 0;
+    const size_t n = ampi_area(rows, d ? d_total : 0);
+    const ampi_argument list[] = { AMPI_ARG(y, AMPI_IN | none, n),
+                                   AMPI_ARG(x, AMPI_OUT | none, rows * d) };
+    const ampi_cuda_columns q = { y.data, x.data, ampi_dtype_or_f32(y.dtype),
+                                  ampi_dtype_or_f32(x.dtype), column, d_total, 0, d, rows, d,
+                                      accumulate & AMP_ACCUMULATE_INPUT };
+    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
+    AMPI_TRY(ampi_check_columns(exec, op, d, d_total, column));
+    return ampi_cuda_columns_run(exec, op, q);
+}
+
+/* >>impl-rows   Operators over rows: batch norm, layer norm, softmax.
+   Words. row: the D features of a layer norm or softmax, or a channel of a batch norm. kept: the
+   eights of a short row stay in registers, KEEP of them a thread. This room calls impl-device. */
+
+/* --- batch norm --- */
 
 /* One block to a channel, whose N planes it walks over in eights that end with each plane. */
 enum { AMPI_CUDA_BN_BLOCK = 512 };
@@ -4790,6 +5162,8 @@ AMPI_D void ampi_d_bn_train(const ampi_cuda_bn& s, size_t c, float* stats, doubl
         (float)(squares / (count - 1.0)));
 }
 
+/* Thread 0 writes the running mean and 1/sqrt(variance + eps) of channel c to stats[2], and
+   saves them. */
 AMPI_D void ampi_d_bn_evaluate(const ampi_cuda_bn& s, size_t c, float* stats) {
     if (threadIdx.x != 0) return;
     stats[0] = s.running_mean[c];
@@ -4798,6 +5172,7 @@ AMPI_D void ampi_d_bn_evaluate(const ampi_cuda_bn& s, size_t c, float* stats) {
     if (s.save_invstd) s.save_invstd[c] = stats[1];
 }
 
+/* Batch norm, a block a channel at a time: statistics, then y. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK) ampi_k_batch_norm(ampi_cuda_bn s) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
@@ -4818,12 +5193,14 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK) ampi_k_batch_norm(a
 
 enum { AMPI_CUDA_BN_SHARED = (AMPI_CUDA_BN_BLOCK / 32 * 2 + 2) * 8 };
 
+/* The kernels' form of plan p, and their grid. */
 AMPI_FN dim3 ampi_cuda_bn_grid(const ampi_bn_plan* p, ampi_cuda_bn* s) {
     s->n = p->n; s->channels = p->channels; s->spatial = p->spatial;
     s->eps = p->eps; s->momentum = p->momentum; s->held = p->held;
     return ampi_cuda_grid(p->channels, 1);
 }
 
+/* The table's batch_norm_forward. */
 AMPI_FN amp_result ampi_cuda_batch_norm_forward(const amp_batch_norm_shape* s, int training,
         amp_ref x, amp_ref gamma, amp_ref beta, float* running_mean, float* running_var,
         float* save_mean, float* save_invstd, amp_ref y, const amp_exec* exec) {
@@ -4948,7 +5325,7 @@ AMPI_FN amp_result ampi_cuda_batch_norm_backward(const amp_batch_norm_shape* s, 
         AMPI_CUDA_BN_SHARED, q);
 }
 
-/* Rows */
+/* --- rows --- */
 
 /* A row belongs to a group of T threads: a warp (eight rows to a block), or a block of T threads.
    Eight number k of a thread begins at column (k*T + thread) * 8. Rows of up to KEEP eights to a
@@ -5022,6 +5399,7 @@ AMPI_D void ampi_d_row_start(ampi_row<KEEP>& r, const void* x, amp_dtype t, size
             KEEP>(d, [&](int k, size_t i) { ampi_d_fetch8(r.raw[k], x, t, r.start + i, r.end); });
 }
 
+/* Eight elements of the row as floats in r.v[k]. */
 template <int KEEP>
 AMPI_D void ampi_d_row_open(ampi_row<KEEP>& r, int k, size_t i) {
     if (KEEP == 0) ampi_d_fetch8(r.raw[k], r.x, r.t, r.start + i, r.end);
@@ -5034,7 +5412,7 @@ AMPI_D void ampi_d_row_again(ampi_row<KEEP>& r, int k, size_t i) {
     if (KEEP == 0) ampi_d_row_open(r, k, i);
 }
 
-/* Layer norm */
+/* --- layer norm --- */
 
 /* Mean and 1/sqrt(variance + eps) of each row, in whole vectors. */
 AMPI_FN size_t ampi_cuda_ln_statistics_bytes(size_t rows) {
@@ -5113,6 +5491,7 @@ AMPI_FN amp_result ampi_cuda_ln_statistics(ampi_cuda_ln* q, const char* op, cons
         forward);
 }
 
+/* The table's layer_norm_forward. */
 AMPI_FN amp_result ampi_cuda_layer_norm_forward(amp_ref x, amp_ref gamma, amp_ref beta, float eps,
         float* save_mean, float* save_invstd, amp_ref y, size_t rows, size_t d,
         const amp_exec* exec) {
@@ -5185,11 +5564,13 @@ AMPI_FN size_t ampi_cuda_ln_parts(size_t rows) {
     return rows < 64 ? 1 : rows < 64 * 64 ? rows / 64 : 64;
 }
 
+/* Bytes of workspace for the partial sums of dgamma and dbeta. */
 AMPI_FN size_t ampi_cuda_ln_partial_bytes(size_t rows, size_t d) {
     return ampi_cuda_ln_parts(rows) > 1 ? ampi_area(ampi_cuda_ln_parts(rows) * 2 * sizeof(float),
         d) : 0;
 }
 
+/* The same with space for alignment; 0 if none is used. */
 AMPI_FN size_t ampi_cuda_layer_norm_workspace(size_t rows, size_t d) {
     const size_t bytes = ampi_cuda_ln_partial_bytes(rows, d);
     const size_t all = bytes + ampi_cuda_ln_statistics_bytes(rows) + 16;
@@ -5241,6 +5622,7 @@ AMPI_D float ampi_d_ln_across(const double (&v)[8], double* shared) {
     return (float)sum;
 }
 
+/* Sums of dgamma and dbeta over parts of the rows, a block for AMPI_CUDA_LN_COLUMNS columns. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
         ampi_k_layer_norm_columns(ampi_cuda_ln q) {
     ampi_ptx_grid_wait();
@@ -5266,6 +5648,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
     ampi_d_store_one(q.dbeta, q.dbt, column, (float)dbeta, q.accumulate);
 }
 
+/* dgamma and dbeta from their parts, in ascending order, a thread for each column. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_layer_norm_parts(ampi_cuda_ln q) {
     ampi_ptx_grid_wait();
     const size_t column = (size_t)blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x;
@@ -5279,6 +5662,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_layer_norm_part
     ampi_d_store_one(q.dbeta, q.dbt, column, (float)dbeta, q.accumulate);
 }
 
+/* dgamma and dbeta, by one launch, or by two with partial sums in the workspace. */
 AMPI_FN amp_result ampi_cuda_ln_columns(ampi_cuda_ln q, const char* op, const amp_exec* exec) {
     const size_t shared = (size_t)AMPI_CUDA_LN_WARPS * AMPI_CUDA_LN_COLUMNS * sizeof(double);
     const unsigned blocks = (unsigned)((q.d + AMPI_CUDA_LN_COLUMNS - 1) / AMPI_CUDA_LN_COLUMNS);
@@ -5292,6 +5676,7 @@ AMPI_FN amp_result ampi_cuda_ln_columns(ampi_cuda_ln q, const char* op, const am
         0, q);
 }
 
+/* The table's layer_norm_backward. */
 AMPI_FN amp_result ampi_cuda_layer_norm_backward(amp_ref dy, amp_ref x, amp_ref gamma, float eps,
         const float* save_mean, const float* save_invstd, amp_ref dx, amp_ref dgamma,
         amp_ref dbeta, int accumulate, size_t rows, size_t d, const amp_exec* exec) {
@@ -5332,220 +5717,7 @@ AMPI_FN amp_result ampi_cuda_layer_norm_backward(amp_ref dy, amp_ref x, amp_ref 
         AMPI_CUDA_ROW_SHARED, q);
 }
 
-/* Element by element */
-
-/* A kernel over all elements, for any of the functors below. Each defines ampi_d_apply, which turns
-   the eights v (of a) and w (of b) that begin at element i into a result in v; and ampi_d_begin, if
-   a thread computes anything beforehand. y may be a or b: a thread has read an eight when it writes
-   it. */
-template <typename F>
-AMPI_D void ampi_d_begin(F&) {}
-
-/* Whether the result is added to what y holds. */
-template <typename F>
-AMPI_D int ampi_d_adds(const F&) { return 0; }
-
-template <typename F>
-static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_map(ampi_cuda_map m, F f) {
-    ampi_ptx_grid_wait();
-    ampi_d_begin(f);
-    for (size_t i = ampi_d_tile_start(); i < m.n; i += ampi_d_tile_step()) {
-        ampi_eight a[2], b[2];
-        AMPI_D_UNROLL
-        for (int u = 0; u < 2; u++) {
-            ampi_d_fetch8(a[u], m.a, m.at, i + (size_t)(u * AMPI_CUDA_SECOND), m.n);
-            if (m.b) ampi_d_fetch8(b[u], m.b, m.bt, i + (size_t)(u * AMPI_CUDA_SECOND), m.n);
-        }
-        AMPI_ROLLED
-        for (size_t at = i; at < m.n && at <= i + AMPI_CUDA_SECOND; at += AMPI_CUDA_SECOND) {
-            float v[8], w[8];
-            ampi_d_widen8(v, a[0], m.at);
-            if (m.b) ampi_d_widen8(w, b[0], m.bt);
-            ampi_d_apply(f, v, w, at);
-            ampi_d_give8(m.y, m.yt, at, m.n, v, ampi_d_adds(f));
-            a[0] = a[1];      /* the second eight takes the place of the first: f is there once */
-            b[0] = b[1];
-        }
-    }
-}
-
-template <typename F>
-static amp_result ampi_cuda_map_run(const amp_exec* exec, const char* op, const ampi_cuda_map& m,
-        const F& f) {
-    if (m.n == 0) return AMP_OK;
-    return ampi_cuda_launch(exec, op, ampi_k_map<F>, ampi_cuda_grid(m.n, AMPI_CUDA_TILE),
-                            dim3(AMPI_CUDA_BLOCK), 0, m, f);
-}
-
-struct ampi_op_activation { amp_activation f; };
-struct ampi_op_activation_slope { amp_activation f; int add; };
-AMPI_D int ampi_d_adds(const ampi_op_activation_slope& op) { return op.add; }
-struct ampi_op_add { int unused; };
-struct ampi_op_dropout {
-    float p, scale;
-    uint64_t seed, offset, stride;
-    const uint64_t* position;      /* NULL = 0 */
-};
-
-/* The function is chosen outside of the loop. */
-AMPI_D void ampi_d_apply(const ampi_op_activation& op, float (&v)[8], float (&)[8], size_t) {
-#define AMPI_X(NAME, name, ...) \
-        case AMP_##NAME: for (int j = 0; j < 8; j++) v[j] = ampi_act_##name(1, v[j]); break;
-    switch (op.f) { AMP_ACTIVATION_LIST(AMPI_X) }
-#undef AMPI_X
-}
-
-AMPI_D void ampi_d_apply(const ampi_op_activation_slope& op, float (&dy)[8], float (&s)[8],
-        size_t) {
-#define AMPI_X(NAME, name, ...) \
-        case AMP_##NAME: for (int j = 0; j < 8; j++) dy[j] = ampi_slope_##name(1, dy[j], s[j]); \
-            break;
-    switch (op.f) { AMP_ACTIVATION_LIST(AMPI_X) }
-#undef AMPI_X
-}
-
-AMPI_D void ampi_d_apply(const ampi_op_add&, float (&v)[8], float (&w)[8], size_t) {
-    for (int j = 0; j < 8; j++) v[j] += w[j];
-}
-
-AMPI_D void ampi_d_begin(ampi_op_dropout& op) {
-    if (op.position) op.offset += *op.position * op.stride;
-}
-
-AMPI_D void ampi_d_apply(const ampi_op_dropout& op, float (&v)[8], float (&)[8], size_t i) {
-    uint32_t random[8];
-    ampi_d_random8(random, op.seed, op.offset + i);
-    for (int j = 0; j < 8; j++) {
-        float u = (float)(random[j] >> 8) * (1.0f / 16777216.0f);
-        v[j] = u < op.p ? 0.0f : v[j] * op.scale;
-    }
-}
-
-AMPI_FN amp_result ampi_cuda_activation_forward(amp_activation f, amp_ref x, amp_ref y, size_t n,
-        const amp_exec* exec) {
-    const char* op = "amp_cuda_activation_forward";
-    const ampi_argument list[] = { AMPI_ARG(x, AMPI_SAME, n),
-                                   AMPI_ARG(y, AMPI_OUT | AMPI_SAME, n) };
-    const ampi_op_activation functor = { f };
-    AMPI_TRY(ampi_check_activation(exec, f));
-    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
-    return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(x, AMP_NONE, y, n),
-        functor);
-}
-
-AMPI_FN amp_result ampi_cuda_activation_backward(amp_activation f, amp_ref dy, amp_ref saved,
-        amp_ref dx, int accumulate, size_t n, const amp_exec* exec) {
-    const char* op = "amp_cuda_activation_backward";
-    const int add = accumulate & AMP_ACCUMULATE_INPUT, same = add ? AMPI_IN : AMPI_SAME;
-    const ampi_argument list[] = { AMPI_ARG(dy, same, n),
-                                   AMPI_ARG(saved, AMPI_IN, n),
-                                   AMPI_ARG(dx, AMPI_OUT | AMPI_NULL | same, n) };
-    const ampi_op_activation_slope functor = { f, add };
-    AMPI_TRY(ampi_check_activation(exec, f));
-    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
-    if (!dx.data) return AMP_OK;
-    return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(dy, saved, dx, n), functor);
-}
-
-/* amp_dropout_forward with a second part of the offset in device memory, offset + *position *
-   stride, which a captured graph can move on. */
-AMPI_FN amp_result ampi_cuda_dropout_forward(amp_ref x, amp_ref y, size_t n, float p, uint64_t seed,
-        uint64_t offset, const uint64_t* position, uint64_t stride, const amp_exec* exec) {
-    const char* op = "amp_cuda_dropout_forward";
-    const ampi_argument list[] = { AMPI_ARG(x, AMPI_SAME, n),
-                                   AMPI_ARG(y, AMPI_OUT | AMPI_SAME, n) };
-    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
-    if (!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE))
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC,
-                         "%s: probability %g is outside [0,1)", op, (double)p);
-    const ampi_op_dropout functor = { p, 1.0f / (1.0f - p), seed, offset, stride, position };
-    return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(x, AMP_NONE, y, n), functor);
-}
-
-AMPI_FN amp_result ampi_cuda_add_forward(amp_ref a, amp_ref b, amp_ref y, size_t n,
-        const amp_exec* exec) {
-    const char* op = "amp_cuda_add_forward";
-    const ampi_argument list[] = { AMPI_ARG(a, AMPI_SAME, n),
-                                   AMPI_ARG(b, AMPI_SAME, n),
-                                   AMPI_ARG(y, AMPI_OUT | AMPI_SAME, n) };
-    const ampi_op_add functor = { 0 };
-    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
-    return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(a, b, y, n),
-        functor);
-}
-
-/* Columns of a matrix */
-
-/* Copies, or adds, `d` columns from matrix x to matrix y; each begins at an element of its own and
-   has rows of its own length. */
-typedef struct ampi_cuda_columns {
-    const void* x;
-    void* y;
-    amp_dtype xt, yt;
-    size_t x_start, x_row, y_start, y_row, rows, d;
-    int accumulate;
-} ampi_cuda_columns;
-
-static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_columns(ampi_cuda_columns q) {
-    ampi_ptx_grid_wait();
-    const size_t eights = (q.d + 7) / 8, n = q.rows * eights,
-        step = (size_t)gridDim.x * AMPI_CUDA_BLOCK;
-    for (size_t k = (size_t)blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x; k < n; k += step) {
-        size_t row = ampi_d_quotient(k, eights), i = (k - row * eights) * 8;
-        size_t from = q.x_start + row * q.x_row, to = q.y_start + row * q.y_row;
-        ampi_eight r;
-        ampi_d_fetch8(r, q.x, q.xt, from + i, from + q.d);
-        if (q.accumulate) {
-            float v[8], old[8];
-            ampi_d_widen8(v, r, q.xt);
-            ampi_d_load8(old, q.y, q.yt, to + i, to + q.d);
-            for (int j = 0; j < 8; j++) v[j] = old[j] + v[j];
-            ampi_d_round8(r, v, q.yt);
-        } else {
-            ampi_d_convert8(r, q.xt, q.yt);
-        }
-        ampi_d_put8(q.y, q.yt, to + i, to + q.d, r);
-    }
-}
-
-AMPI_FN amp_result ampi_cuda_columns_run(const amp_exec* exec, const char* op,
-        const ampi_cuda_columns& q) {
-    size_t n = q.rows * ((q.d + 7) / 8);
-    if (n == 0) return AMP_OK;
-    return ampi_cuda_launch(exec, op, ampi_k_columns, ampi_cuda_grid(n, AMPI_CUDA_BLOCK),
-                            dim3(AMPI_CUDA_BLOCK), 0, q);
-}
-
-AMPI_FN amp_result ampi_cuda_concat_forward(amp_ref x, size_t d, amp_ref y, size_t d_total,
-        size_t column, size_t rows, const amp_exec* exec) {
-    const char* op = "amp_cuda_concat_forward";
-    const int none = d == 0 ? AMPI_NULL : 0;
-    const size_t n = ampi_area(rows, d ? d_total : 0);
-    const ampi_argument list[] = { AMPI_ARG(x, AMPI_IN | none, rows * d),
-                                   AMPI_ARG(y, AMPI_OUT | none, n) };
-    const ampi_cuda_columns q = { x.data, y.data, ampi_dtype_or_f32(x.dtype),
-                                  ampi_dtype_or_f32(y.dtype), 0, d, column, d_total, rows, d, 0 };
-    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
-    AMPI_TRY(ampi_check_columns(exec, op, d, d_total, column));
-    return ampi_cuda_columns_run(exec, op, q);
-}
-
-AMPI_FN amp_result ampi_cuda_concat_backward(amp_ref y, size_t d_total, size_t column, amp_ref x,
-        size_t d, size_t rows, int accumulate, const amp_exec* exec) {
-    const char* op = "amp_cuda_concat_backward";
-    const int none = d == 0 ? AMPI_NULL : 0;
-    const size_t n = ampi_area(rows, d ? d_total : 0);
-    const ampi_argument list[] = { AMPI_ARG(y, AMPI_IN | none, n),
-                                   AMPI_ARG(x, AMPI_OUT | none, rows * d) };
-    const ampi_cuda_columns q = { y.data, x.data, ampi_dtype_or_f32(y.dtype),
-                                  ampi_dtype_or_f32(x.dtype), column, d_total, 0, d, rows, d,
-                                      accumulate & AMP_ACCUMULATE_INPUT };
-    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
-    AMPI_TRY(ampi_check_columns(exec, op, d, d_total, column));
-    return ampi_cuda_columns_run(exec, op, q);
-}
-
-/* Softmax */
+/* --- softmax --- */
 
 typedef struct ampi_cuda_softmax {
     const void *x, *dy;      /* backward: x is the forward pass's y */
@@ -5581,6 +5753,7 @@ AMPI_D float ampi_d_row_exp(ampi_row<KEEP>& x, size_t d, float* max, double* tot
     return (float)sum[0];
 }
 
+/* The exponentials of eight elements, formed anew where the row is not kept. */
 template <int KEEP>
 AMPI_D void ampi_d_row_exp_again(ampi_row<KEEP>& x, int k, size_t i, float max) {
     if (KEEP > 0) return;
@@ -5588,6 +5761,7 @@ AMPI_D void ampi_d_row_exp_again(ampi_row<KEEP>& x, int k, size_t i, float max) 
     for (int j = 0; j < 8; j++) x.v[k][j] = ampi_exp(1, x.v[k][j] - max);
 }
 
+/* Softmax of rows, T threads each. */
 template <int T, int KEEP>
 static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_softmax(ampi_cuda_softmax q) {
     ampi_ptx_grid_wait();
@@ -5633,6 +5807,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T))
     }
 }
 
+/* The table's softmax_forward. */
 AMPI_FN amp_result ampi_cuda_softmax_forward(amp_ref x, amp_ref y, size_t rows, size_t d,
         const amp_exec* exec) {
     const char* op = "amp_cuda_softmax_forward";
@@ -5646,6 +5821,7 @@ AMPI_FN amp_result ampi_cuda_softmax_forward(amp_ref x, amp_ref y, size_t rows, 
     return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_softmax, rows, d, AMPI_CUDA_ROW_SHARED, q);
 }
 
+/* The table's softmax_backward. */
 AMPI_FN amp_result ampi_cuda_softmax_backward(amp_ref dy, amp_ref y, amp_ref dx, int accumulate,
         size_t rows, size_t d, const amp_exec* exec) {
     const char* op = "amp_cuda_softmax_backward";
@@ -5662,7 +5838,11 @@ AMPI_FN amp_result ampi_cuda_softmax_backward(amp_ref dy, amp_ref y, amp_ref dx,
         q);
 }
 
-/* Losses */
+/* >>impl-loss   Losses: softmax cross-entropy by rows; mean squared error and binary cross-entropy
+   by elements.
+   Words. part: a sum of its own, over terms that a fixed rule chooses; parts are added in ascending
+   order. few: classes of which a thread takes a row alone. This room calls impl-rows and
+   impl-elementwise. */
 
 /* The mean of a loss: its terms are summed in at most 1024 parts, a number that depends on sizes
    alone.
@@ -5700,12 +5880,14 @@ AMPI_D size_t ampi_d_loss_terms(const ampi_cuda_loss& q) {
     return n > 0 ? n : 1;
 }
 
+/* *q.loss = the sum of q.count parts, divided by q.n. */
 AMPI_D void ampi_d_loss_mean(const ampi_cuda_loss& q, const double* parts, double* shared) {
     const size_t n = ampi_d_loss_terms(q);  /* first: not all threads of a block add parts */
     const double sum = ampi_d_parts_sum(parts, q.count, shared);
     if (threadIdx.x == 0) *q.loss = (float)(sum / (double)n);
 }
 
+/* The mean loss from parts in memory, by one block. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_loss_mean(ampi_cuda_loss q) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
@@ -5728,6 +5910,7 @@ AMPI_D void ampi_d_loss_parts(const ampi_cuda_loss& q, double* shared, F share) 
     ampi_d_loss_mean(q, parts, shared);
 }
 
+/* This thread's terms of a tile: two eights from element i on, summed. */
 AMPI_D double ampi_d_loss_tile(const ampi_cuda_loss& q, size_t i) {
     double sum = 0.0;
     ampi_eight x[2], target[2];
@@ -5755,6 +5938,7 @@ AMPI_D double ampi_d_loss_tile(const ampi_cuda_loss& q, size_t i) {
     return sum;
 }
 
+/* Parts of a loss by elements. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_loss(ampi_cuda_loss q) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
@@ -5776,6 +5960,7 @@ AMPI_D double ampi_d_row_loss(const ampi_cuda_loss& q, float labelled, float max
     return (double)loss;
 }
 
+/* The loss of one row, NaN if its label is no class. */
 template <int T, int KEEP>
 AMPI_D double ampi_d_cross_entropy_row(const ampi_cuda_loss& q, size_t row, double* shared) {
     ampi_row<KEEP> x;
@@ -5856,6 +6041,7 @@ AMPI_D double ampi_d_few_row(const ampi_cuda_loss& q, const float* tile, unsigne
     return ampi_d_row_loss(q, tile[ampi_d_gapped(i + (unsigned)label)], max, (float)sum, total);
 }
 
+/* Parts of the cross-entropy of few classes: a thread takes a row from a tile in shared memory. */
 static __global__ void __launch_bounds__(AMPI_CUDA_FEW_BLOCK)
         ampi_k_cross_entropy_few(ampi_cuda_loss q) {
     ampi_ptx_grid_wait();
@@ -5881,6 +6067,7 @@ AMPI_FN size_t ampi_cuda_loss_plan(ampi_cuda_loss* q, size_t parts, size_t alone
     return q->parts ? q->count : 1;      /* parts at a time */
 }
 
+/* The second launch, where the first has left parts. */
 AMPI_FN amp_result ampi_cuda_loss_end(const ampi_cuda_loss& q, const char* op,
         const amp_exec* exec) {
     if (!q.parts) return AMP_OK;
@@ -5912,6 +6099,7 @@ AMPI_FN amp_result ampi_cuda_cross_entropy_init(ampi_cuda_loss* q, const amp_exe
     return ampi_cuda_check_pointer(exec, op, "labels", labels);
 }
 
+/* The first launch for few classes. */
 AMPI_FN amp_result ampi_cuda_few_run(ampi_cuda_loss* q, const char* op, const amp_exec* exec) {
     q->tile = ampi_cuda_few_rows(q->d);
     size_t parts = ampi_min_size(ampi_cuda_parts(q->n, q->tile), AMPI_CUDA_FEW_PARTS);
@@ -5920,6 +6108,7 @@ AMPI_FN amp_result ampi_cuda_few_run(ampi_cuda_loss* q, const char* op, const am
                             dim3(AMPI_CUDA_FEW_BLOCK), AMPI_CUDA_FEW_SHARED, *q);
 }
 
+/* The first launch for many classes. */
 AMPI_FN amp_result ampi_cuda_many_run(ampi_cuda_loss* q, const char* op, const amp_exec* exec) {
     size_t parts = ampi_min_size(q->n, AMPI_CUDA_LOSS_PARTS);
     parts = ampi_cuda_loss_plan(q, parts, 2 * ampi_cuda_rows_at_once(q->d), exec);
@@ -5927,6 +6116,7 @@ AMPI_FN amp_result ampi_cuda_many_run(ampi_cuda_loss* q, const char* op, const a
         AMPI_CUDA_LOSS_SHARED, *q);
 }
 
+/* The table's softmax_cross_entropy_forward. */
 AMPI_FN amp_result ampi_cuda_softmax_cross_entropy_forward(amp_ref logits, const int32_t* labels,
         const amp_cross_entropy_desc* desc, float* loss, size_t n, size_t classes,
         const amp_exec* exec) {
@@ -5982,6 +6172,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T), 1)
     }
 }
 
+/* The table's softmax_cross_entropy_backward. */
 AMPI_FN amp_result ampi_cuda_softmax_cross_entropy_backward(amp_ref logits, const int32_t* labels,
         const amp_cross_entropy_desc* desc, const float* loss_scale, float weight,
         amp_ref dlogits, size_t n, size_t classes, const amp_exec* exec) {
@@ -6019,12 +6210,14 @@ AMPI_D void ampi_d_apply(const ampi_op_loss_slope& op, float (&x)[8], float (&ta
     else for (int j = 0; j < 8; j++) x[j] = (ampi_act_sigmoid(1, x[j]) - target[j]) * op.factor;
 }
 
+/* Refuses operands, a mean of nothing and a weight that is not finite. */
 AMPI_FN amp_result ampi_cuda_loss_check(const amp_exec* exec, const char* op, size_t n,
                                         float weight, const ampi_argument* list, size_t count) {
     AMPI_TRY(ampi_cuda_check_operands(exec, op, n, list, count));
     return ampi_check_mean(exec, op, n, weight);
 }
 
+/* The mean of a loss by elements. */
 AMPI_FN amp_result ampi_cuda_loss_forward(ampi_loss kind, const char* op, amp_ref x,
         amp_ref target, float* loss, size_t n, const amp_exec* exec) {
     const ampi_argument list[] = { AMPI_ARG(x, AMPI_IN, n),
@@ -6044,6 +6237,7 @@ AMPI_FN amp_result ampi_cuda_loss_forward(ampi_loss kind, const char* op, amp_re
     return ampi_cuda_loss_end(q, op, exec);
 }
 
+/* The gradient of a loss by elements. */
 AMPI_FN amp_result ampi_cuda_loss_backward(ampi_loss kind, const char* op, amp_ref x,
         amp_ref target, const float* loss_scale, float weight, amp_ref dx, size_t n,
         const amp_exec* exec) {
@@ -6080,9 +6274,13 @@ AMPI_FN amp_result ampi_cuda_bce_with_logits_backward(amp_ref x, amp_ref target,
         loss_scale, weight, dx, n, exec);
 }
 
-/* >>impl-scaler */
+/* >>impl-scaler Lists of tensors on the device, and the loss scale: found_inf, norms, unscaling,
+   the rule.
+   Words. list: chunks of tensors, in a table on the device. look: a pass that finds inf and NaN and
+   sums squares. settle: to set right what was unscaled on trust. block: the scaler's state in
+   device memory. This room calls impl-device. */
 
-/* Lists of tensors on the device */
+/* --- lists of tensors on the device --- */
 
 /* A list is cut into chunks of one tensor each. Of B blocks, block b takes the chunks b, b+B, b+2B,
    ...; B depends on the list alone, so that sums have the same order on every GPU. Each warp of a
@@ -6191,6 +6389,8 @@ AMPI_FN amp_result ampi_cuda_clone(void** out, const void* host, size_t bytes, c
     return r;
 }
 
+/* The table of a list, made on the host and copied to memory of the device: chunks, arrays,
+   names, what is found. */
 AMPI_FN amp_result ampi_cuda_fill_list(amp_cuda_tensors* l, const ampi_tensors* t,
                                        const amp_exec* exec, const char* place) {
     size_t total = 0, chunk_count = 0, found, sums, moved, chunks, arrays, names;
@@ -6262,6 +6462,7 @@ AMPI_FN amp_result ampi_cuda_make_list(amp_cuda_tensors** out, const ampi_tensor
     return r;
 }
 
+/* A list of tensors on the device in *out, NULL after an error. */
 AMP_DEF amp_result amp_cuda_tensors_create(amp_cuda_tensors** out, const amp_tensor* tensors,
                                            int count, const amp_exec* exec) {
     static const char place[] = "amp_cuda_tensors_create";
@@ -6293,7 +6494,7 @@ AMPI_FN dim3 ampi_cuda_chunk_grid(const ampi_cuda_list* l) {
     return dim3((unsigned)(l->chunk_count < most ? l->chunk_count : most));
 }
 
-/* The scaler's block on the device */
+/* --- the scaler's block on the device --- */
 
 typedef struct ampi_cuda_scaler_block {
     amp_scaler_state  state;
@@ -6335,6 +6536,8 @@ AMPI_HD AMPI_FN uint32_t ampi_cuda_first_exact(amp_dtype t, float scale) {
 enum { AMPI_CUDA_INFO_WORDS = sizeof(amp_overflow_info) / 8 };
 static_assert(sizeof(amp_overflow_info) % 8 == 0 && AMPI_CUDA_INFO_WORDS <= 32,
     "a lane of a warp for each word");
+
+/* Word i of an overflow info that has seen nothing, with this norm. */
 AMPI_D uint64_t ampi_d_clear_word(unsigned i, double norm) {
     if (i == offsetof(amp_overflow_info, norm) / 8) return ampi_bits64(norm);
     return i == offsetof(amp_overflow_info, first_tensor) / 8 || i == offsetof(amp_overflow_info,
@@ -6352,6 +6555,7 @@ typedef struct ampi_cuda_scaler_core {
     amp_scaler_rule  rule;
 } ampi_cuda_scaler_core;
 
+/* The state and rule of the scaler, read in units of 16 bytes. */
 AMPI_D void ampi_d_scaler_fetch(ampi_cuda_scaler_core& c, const ampi_cuda_scaler_block* b) {
     uint4 w[(sizeof c + 15) / 16];          /* the last may hold a part of the info, too */
     AMPI_D_UNROLL
@@ -6359,6 +6563,7 @@ AMPI_D void ampi_d_scaler_fetch(ampi_cuda_scaler_core& c, const ampi_cuda_scaler
     memcpy(&c, w, sizeof c);
 }
 
+/* The state of the scaler, written in units of 16 bytes. */
 AMPI_D void ampi_d_scaler_store(ampi_cuda_scaler_block* b, const amp_scaler_state& state) {
     static_assert(sizeof state % 16 == 0, "whole units are stored");
     uint4 w[sizeof state / 16];
@@ -6468,7 +6673,7 @@ ampi_k_copy_if_skipped(const ampi_cuda_scaler_block* b, unsigned char* dst,
     for (i = 16 * wide + at; i < bytes; i += step) dst[i] = src[i];
 }
 
-/* Look: what check does, and each unscale at first */
+/* --- look, what check does, and each unscale at first --- */
 
 enum { AMPI_LOOK,                       /* reads only */
        AMPI_LOOK_SUMS,                  /* reads what accumulating would give */
@@ -6562,6 +6767,8 @@ typedef struct ampi_cuda_range {
     float    inverse;
 } ampi_cuda_range;
 
+/* Chunk c as a pass of this kind reads it: its arrays and types, and the largest magnitude that
+   counts as finite. */
 template <int KIND>
 AMPI_D ampi_cuda_range ampi_d_range_of(const ampi_cuda_look& a, const ampi_cuda_chunk& x,
         uint64_t c) {
@@ -6730,6 +6937,7 @@ typedef struct ampi_cuda_known {
     int32_t  closed, ignore;        /* of the scaler; 0, 0 without one */
 } ampi_cuda_known;
 
+/* What is known of the list before this pass, and the scale's inverse. */
 AMPI_D void ampi_d_look_ask(ampi_cuda_known& k, const ampi_cuda_look& a) {
     const volatile ampi_cuda_bad* bad = &a.src.found->bad;
     const ampi_cuda_scaler_block* b = a.scaler;
@@ -6805,6 +7013,7 @@ ampi_k_look(const ampi_cuda_look a) {
     if (threadIdx.x < 32) ampi_d_look_conclude(a, sum, known, KIND == AMPI_LOOK_SUMS);
 }
 
+/* One launch of ampi_k_look of this kind. */
 AMPI_FN amp_result ampi_cuda_look_at(const ampi_cuda_look* a, int kind, const amp_exec* exec,
         const char* place) {
     return ampi_cuda_launch(exec, place, kind == AMPI_LOOK        ? ampi_k_look<AMPI_LOOK>
@@ -6814,13 +7023,15 @@ AMPI_FN amp_result ampi_cuda_look_at(const ampi_cuda_look* a, int kind, const am
                             sizeof(ampi_cuda_look_shared), *a);
 }
 
-/* Unscale */
+/* --- unscale --- */
 
 /* The second half of unscaling in place. Parts that the look has not moved get the factor now; if
    it has refused the list, those that it has moved get back what they were. Each block takes eight
    chunks, so that in the usual case few blocks read the table, and that is all. */
 enum { AMPI_CUDA_SETTLE_CHUNKS = 8 };
 
+/* After an unscaling on trust: a refused list is scaled back where it was unscaled, any other is
+   unscaled where it was not. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK, AMPI_LOOK_RESIDENT(AMPI_LOOK))
 ampi_k_settle(const ampi_cuda_list l, const ampi_cuda_scaler_block* scaler) {
     ampi_ptx_grid_wait();
@@ -6846,6 +7057,7 @@ ampi_k_settle(const ampi_cuda_list l, const ampi_cuda_scaler_block* scaler) {
     }
 }
 
+/* One launch of ampi_k_settle. */
 AMPI_FN amp_result ampi_cuda_settle(const amp_cuda_tensors* list,
         const ampi_cuda_scaler_block* scaler, const amp_exec* exec, const char* place) {
     const uint64_t blocks = (list->list.chunk_count + AMPI_CUDA_SETTLE_CHUNKS
@@ -6861,6 +7073,7 @@ typedef struct ampi_cuda_move {
     int accumulate;
 } ampi_cuda_move;
 
+/* Eight elements of dst = those of src times factor, or += if a.accumulate. */
 AMPI_D void ampi_d_move8(const ampi_cuda_move& a, const ampi_cuda_chunk& x,
                          const ampi_cuda_chunk& y, unsigned i, float factor) {
     float v[8], sum[8];
@@ -6889,6 +7102,8 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_move(const ampi
     }
 }
 
+/* dst = src times the scaler's inverse (1 without scaler), tensor by tensor, or += if
+   accumulate. */
 AMPI_FN amp_result ampi_cuda_move_list(const amp_cuda_tensors* dst, const amp_cuda_tensors* src,
         const ampi_cuda_scaler_block* scaler, int accumulate, const amp_exec* exec,
         const char* place) {
@@ -6901,7 +7116,7 @@ AMPI_FN amp_result ampi_cuda_move_list(const amp_cuda_tensors* dst, const amp_cu
         dim3(AMPI_CUDA_BLOCK), 0, a);
 }
 
-/* The scaler's calls */
+/* --- the scaler's calls --- */
 
 /* A scaler that goes on from where `from` is. */
 AMPI_FN amp_result ampi_cuda_scaler_clone(amp_cuda_scaler** out, const amp_scaler* from,
@@ -6927,6 +7142,7 @@ AMPI_FN amp_result ampi_cuda_scaler_clone(amp_cuda_scaler** out, const amp_scale
     return AMP_OK;
 }
 
+/* A scaler on the device in *out, NULL after an error. */
 AMP_DEF amp_result amp_cuda_scaler_create(amp_cuda_scaler** out, const amp_scaler_desc* desc,
         const amp_exec* exec) {
     static const char place[] = "amp_cuda_scaler_create";
@@ -7086,6 +7302,7 @@ AMPI_FN amp_result ampi_cuda_scaler_export_flags(const amp_cuda_scaler* s, float
                             dim3(1), 0, s->device, flags);
 }
 
+/* Flags of other ranks that are not 0 make the window's found_inf or unsound 1. */
 AMPI_FN amp_result ampi_cuda_scaler_import_flags(amp_cuda_scaler* s, const float* flags,
         const amp_exec* exec) {
     return ampi_cuda_scaler_raise(s, flags, exec, "amp_cuda: import of found_inf");
@@ -7137,6 +7354,7 @@ AMPI_FN amp_result ampi_cuda_scaler_fetch(amp_cuda_scaler* s, amp_scaler* host, 
     return AMP_OK;
 }
 
+/* The scaler as the host knows it in *host; waits. */
 AMP_DEF amp_result amp_cuda_scaler_read(amp_cuda_scaler* s, amp_scaler* host,
         const amp_exec* exec) {
     float last_scale;
@@ -7147,6 +7365,7 @@ AMP_DEF amp_result amp_cuda_scaler_read(amp_cuda_scaler* s, amp_scaler* host,
     return ampi_scaler_limits(host, hit);
 }
 
+/* The state of *host goes to the device, between windows. */
 AMP_DEF amp_result amp_cuda_scaler_write(amp_cuda_scaler* s, const amp_scaler* host,
         const amp_exec* exec) {
     static const char place[] = "amp_cuda_scaler_write";
@@ -7159,9 +7378,12 @@ AMP_DEF amp_result amp_cuda_scaler_write(amp_cuda_scaler* s, const amp_scaler* h
         host->state);
 }
 
-/* >>impl-optim */
+/* >>impl-optim  Optimizers on the device: one pass over all chunks updates weights, moments and low
+   copies.
+   Words. four: four neighbouring elements of a parameter. prepare: the kernel of one block that
+   decides on the step and forms its constants. This room calls impl-scaler. */
 
-/* Parameters on the device */
+/* --- parameters on the device --- */
 
 typedef struct ampi_cuda_param {
     float*      master;
@@ -7196,7 +7418,7 @@ struct amp_cuda_optimizer {
     float*            trust;            /* LAMB: -lr * ratio, for each tensor */
 };
 
-/* The constants of a step */
+/* --- the constants of a step --- */
 
 typedef struct ampi_cuda_prepare {
     ampi_cuda_optimizer_block* block;
@@ -7291,6 +7513,7 @@ static __global__ void ampi_k_prepare(const ampi_cuda_prepare a) {
     else ampi_d_prepare(a.block, found, o, lane);
 }
 
+/* The optimizer's state, or its learning rate alone, is replaced; one thread. */
 static __global__ void ampi_k_optimizer_write(ampi_cuda_optimizer_block* block,
                                        const amp_optimizer_state state, int lr_only) {
     ampi_ptx_grid_wait();
@@ -7298,7 +7521,7 @@ static __global__ void ampi_k_optimizer_write(ampi_cuda_optimizer_block* block,
     else block->o.state = state;
 }
 
-/* The update */
+/* --- the update --- */
 
 /* Four elements of any type, so that neighbouring threads read and write neighbouring 16 bytes of
    the FP32 arrays, which are most of the traffic. */
@@ -7319,6 +7542,7 @@ AMPI_D void ampi_d_fetch4(ampi_four& r, const void* x, amp_dtype t, size_t i, si
     }
 }
 
+/* Those four as floats. */
 AMPI_D void ampi_d_widen4(float (&v)[4], const ampi_four& r, amp_dtype t) {
     for (int j = 0; j < 4; j++)
         v[j] = t == AMP_F32   ? ampi_float(r.w[j])
@@ -7326,6 +7550,7 @@ AMPI_D void ampi_d_widen4(float (&v)[4], const ampi_four& r, amp_dtype t) {
                               : ampi_float(ampi_bf16_widen((uint16_t)r.w[j]));
 }
 
+/* Four numbers rounded to type t; none is written behind n unless WHOLE. */
 template <bool WHOLE>
 AMPI_D void ampi_d_store4(void* y, amp_dtype t, size_t i, size_t n, const float (&v)[4]) {
     uint32_t h[4];
@@ -7360,6 +7585,7 @@ typedef struct ampi_cuda_work {
 /* Arrays of four elements from i on, on their way. */
 typedef struct ampi_four_set { ampi_four w, g, m, v; } ampi_four_set;
 
+/* Weight, gradient and moments of four elements. */
 template <int KIND, bool WHOLE>
 AMPI_D void ampi_d_update_fetch(ampi_four_set& s, const ampi_cuda_param& p, size_t i, size_t n) {
     if (p.master) ampi_d_fetch4<WHOLE>(s.w, p.master, AMP_F32, i, n);
@@ -7393,6 +7619,7 @@ AMPI_D void ampi_d_saturate4(float (&w)[4], amp_dtype t, uint32_t last) {
     }
 }
 
+/* Four elements are widened, updated and stored. */
 template <int KIND, bool WHOLE>
 AMPI_D void ampi_d_update_four(const ampi_four_set& s, ampi_cuda_work& k, size_t i, size_t n) {
     float w[4], g[4], m[4], v[4];
@@ -7424,6 +7651,7 @@ AMPI_D void ampi_d_update_pair(ampi_cuda_work& k, size_t i, size_t n) {
     for (int j = 0; j < 2; j++) ampi_d_update_four<KIND, true>(s[j], k, i + (size_t)j * apart, n);
 }
 
+/* One four of a thread. */
 template <int KIND, bool WHOLE>
 AMPI_D void ampi_d_update_one(ampi_cuda_work& k, size_t i, size_t n) {
     ampi_four_set s;
@@ -7500,6 +7728,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
     }
 }
 
+/* All elements of a list become zero. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
         ampi_k_zero_list(const ampi_cuda_list list) {
     ampi_ptx_grid_wait();
@@ -7511,8 +7740,9 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
     }
 }
 
-/* Create and destroy */
+/* --- create and destroy --- */
 
+/* Refuses memory of a parameter that kernels cannot reach. */
 AMPI_FN amp_result ampi_cuda_check_param(const amp_param* p, const amp_exec* exec,
         const char* place) {
     const void* pointers[5];
@@ -7525,6 +7755,7 @@ AMPI_FN amp_result ampi_cuda_check_param(const amp_param* p, const amp_exec* exe
     return AMP_OK;
 }
 
+/* The kernels' form of a parameter. aligned: its arrays can be read in fours. */
 AMPI_FN ampi_cuda_param ampi_cuda_param_of(const amp_param* p) {
     ampi_cuda_param d;
     uintptr_t wide = (uintptr_t)p->master | (uintptr_t)p->m | (uintptr_t)p->v,
@@ -7580,6 +7811,7 @@ AMPI_FN amp_tensor ampi_cuda_master_at(const void* list, int i) {
     return t;
 }
 
+/* The low copy of parameter i as a tensor. */
 AMPI_FN amp_tensor ampi_cuda_low_at(const void* list, int i) {
     const amp_param* p = (const amp_param*)list + i;
     amp_tensor t = ampi_cuda_master_at(list, i);
@@ -7625,6 +7857,7 @@ AMPI_FN amp_result ampi_cuda_optimizer_make(amp_cuda_optimizer* o, const amp_opt
     return ampi_cuda_write_low(&o->host, exec, place);
 }
 
+/* An optimizer on the device in *out, NULL after an error. */
 AMP_DEF amp_result amp_cuda_optimizer_create(amp_cuda_optimizer** out,
         const amp_optimizer_desc* desc, amp_param* params, int count, const amp_exec* exec) {
     static const char place[] = "amp_cuda_optimizer_create";
@@ -7644,12 +7877,13 @@ AMP_DEF amp_result amp_cuda_optimizer_create(amp_cuda_optimizer** out,
     return r;
 }
 
-/* The step */
+/* --- the step --- */
 
 AMP_DEF const amp_cuda_tensors* amp_cuda_optimizer_grads(const amp_cuda_optimizer* o) {
     return o ? o->grads : NULL;
 }
 
+/* One launch over all chunks; kernel NULL is LAMB's pass over parameters. */
 AMPI_FN amp_result ampi_cuda_optimizer_run(const amp_cuda_optimizer* o,
         void (*kernel)(ampi_cuda_update), const amp_exec* exec, const char* place) {
     ampi_cuda_update a;
@@ -7666,6 +7900,7 @@ AMPI_FN amp_result ampi_cuda_optimizer_run(const amp_cuda_optimizer* o,
                             dim3(AMPI_CUDA_BLOCK), 2 * sizeof(double) * AMPI_CUDA_BLOCK / 32, a);
 }
 
+/* The launches of the update: one, or three with LAMB. */
 AMPI_FN amp_result ampi_cuda_optimizer_apply(const amp_cuda_optimizer* o, const amp_exec* exec,
         const char* place) {
     const amp_optimizer_desc* d = &o->host.desc;
@@ -7729,11 +7964,13 @@ AMPI_FN amp_result ampi_cuda_optimizer_launch(amp_cuda_optimizer* o, amp_cuda_sc
     return AMP_OK;
 }
 
+/* One step; see the interface. */
 AMP_DEF amp_result amp_cuda_optimizer_step(amp_cuda_optimizer* o, amp_cuda_scaler* s,
         const amp_exec* exec) {
     return ampi_cuda_optimizer_launch(o, s, 0, exec, "amp_cuda_optimizer_step");
 }
 
+/* All gradients become zero. */
 AMP_DEF amp_result amp_cuda_optimizer_zero_grad(amp_cuda_optimizer* o, const amp_exec* exec) {
     static const char place[] = "amp_cuda_optimizer_zero_grad";
     AMPI_CUDA_REFUSE_NULL(!o, "the optimizer");
@@ -7757,6 +7994,7 @@ AMPI_FN amp_optimizer_info ampi_cuda_optimizer_told(const amp_cuda_optimizer* o,
     return info;
 }
 
+/* The optimizer as the host knows it in *host, and the last step in *info; waits. */
 AMP_DEF amp_result amp_cuda_optimizer_read(amp_cuda_optimizer* o, amp_optimizer* host,
                                            amp_optimizer_info* info, const amp_exec* exec) {
     ampi_cuda_optimizer_block block;
@@ -7770,6 +8008,7 @@ AMP_DEF amp_result amp_cuda_optimizer_read(amp_cuda_optimizer* o, amp_optimizer*
     return AMP_OK;
 }
 
+/* The state, or its learning rate alone, goes to the device after a check. */
 AMPI_FN amp_result ampi_cuda_optimizer_put(amp_cuda_optimizer* o, const amp_optimizer_state* state,
                                              int lr_only, const amp_exec* exec, const char* place) {
     AMPI_TRY(ampi_optimizer_check_state(state, &o->host.logger, place));
@@ -7777,6 +8016,7 @@ AMPI_FN amp_result ampi_cuda_optimizer_put(amp_cuda_optimizer* o, const amp_opti
         *state, lr_only);
 }
 
+/* The whole state goes to the device. */
 AMP_DEF amp_result amp_cuda_optimizer_write(amp_cuda_optimizer* o, const amp_optimizer_state* state,
                                             const amp_exec* exec) {
     static const char place[] = "amp_cuda_optimizer_write";
@@ -7784,6 +8024,7 @@ AMP_DEF amp_result amp_cuda_optimizer_write(amp_cuda_optimizer* o, const amp_opt
     return ampi_cuda_optimizer_put(o, state, 0, exec, place);
 }
 
+/* The learning rate goes to the device. */
 AMP_DEF amp_result amp_cuda_optimizer_set_lr(amp_cuda_optimizer* o, float lr,
         const amp_exec* exec) {
     static const char place[] = "amp_cuda_optimizer_set_lr";
@@ -7794,10 +8035,13 @@ AMP_DEF amp_result amp_cuda_optimizer_set_lr(amp_cuda_optimizer* o, float lr,
     return ampi_cuda_optimizer_put(o, &state, 1, exec, place);
 }
 
-/* >>impl-backend */
+/* >>impl-backend The table by which a model runs, its training state on the device, and steps
+   recorded as graphs.
+   Words. resident: the training state. record: a graph and its key. This room calls all others. */
 
-/* A model opens and closes the context */
+/* --- a model opens and closes the context --- */
 
+/* A context of the model's own, in its exec. */
 AMPI_FN amp_result ampi_cuda_backend_open(amp_exec* exec, const void* desc,
         const amp_allocator* a) {
     const amp_logger* logger = exec->logger;
@@ -7816,7 +8060,7 @@ AMPI_FN void ampi_cuda_backend_close(amp_exec* exec, const amp_allocator* a) {
     exec->context = exec->stream = NULL;
 }
 
-/* Training */
+/* --- training --- */
 
 /* What a model's training keeps beside its scaler and optimizer; the host's copies are those of the
    last read or write, so that a change made by the host is noticed. */
@@ -7833,6 +8077,7 @@ AMPI_FN ampi_cuda_training* ampi_cuda_training_of(const amp_training* t) {
     return (ampi_cuda_training*)t->resident;
 }
 
+/* The training's state on the device is freed. */
 AMPI_FN void ampi_cuda_training_close(amp_training* t, const amp_exec* exec) {
     ampi_cuda_training* own = ampi_cuda_training_of(t);
     if (!own) return;
@@ -7864,6 +8109,7 @@ AMPI_FN amp_result ampi_cuda_training_make(amp_training* t, const amp_optimizer_
     return amp_cuda_optimizer_read(own->optimizer, &t->optimizer, NULL, exec);
 }
 
+/* Scaler, optimizer and counter of passes are made on the device. */
 AMPI_FN amp_result ampi_cuda_training_open(amp_training* t, const amp_optimizer_desc* desc,
                                            amp_param* params, int count, const amp_exec* exec) {
     const amp_allocator* a = &ampi_cuda_context(exec)->allocator;
@@ -7946,17 +8192,20 @@ static __global__ void ampi_k_next_pass(uint64_t* position) {
     ++*position;
 }
 
+/* The device counts a recorded pass. */
 AMPI_FN amp_result ampi_cuda_training_pass(amp_training* t, const amp_exec* exec) {
     if (!t->position) return AMP_OK;
     return ampi_cuda_launch(exec, "amp_cuda: pass", ampi_k_next_pass, dim3(1), dim3(1), 0,
                             ampi_cuda_training_of(t)->position);
 }
 
+/* A loss that is not finite makes the window unsound. */
 AMPI_FN amp_result ampi_cuda_training_losses(amp_training* t, const float* losses, int count,
         const amp_exec* exec) {
     return amp_cuda_scaler_check_loss(ampi_cuda_training_of(t)->scaler, losses, count, exec);
 }
 
+/* All gradients are checked; flags[2] on the device tell found_inf and unsound. */
 AMPI_FN amp_result ampi_cuda_training_check(amp_training* t, const amp_tensor* grads, int count,
                                             float* flags, const amp_exec* exec) {
     ampi_cuda_training* own = ampi_cuda_training_of(t);
@@ -7966,11 +8215,13 @@ AMPI_FN amp_result ampi_cuda_training_check(amp_training* t, const amp_tensor* g
     return ampi_cuda_scaler_export_flags(own->scaler, flags, exec);
 }
 
+/* Flags of all ranks go to the scaler. */
 AMPI_FN amp_result ampi_cuda_training_agree(amp_training* t, const float* flags,
         const amp_exec* exec) {
     return ampi_cuda_scaler_import_flags(ampi_cuda_training_of(t)->scaler, flags, exec);
 }
 
+/* The optimizer's step ends the window; after a skip `saved` goes back to `now`. */
 AMPI_FN amp_result ampi_cuda_training_step(amp_training* t, void* now, const void* saved,
                                            size_t bytes, const amp_exec* exec) {
     ampi_cuda_training* own = ampi_cuda_training_of(t);
@@ -7980,6 +8231,7 @@ AMPI_FN amp_result ampi_cuda_training_step(amp_training* t, void* now, const voi
     return AMP_OK;
 }
 
+/* The host's copies of scaler, optimizer and last step; waits. */
 AMPI_FN amp_result ampi_cuda_training_read(amp_training* t, const amp_exec* exec) {
     ampi_cuda_training* own = ampi_cuda_training_of(t);
     int hit;
@@ -7995,7 +8247,7 @@ AMPI_FN void ampi_cuda_training_abandon(amp_training* t, const amp_exec* exec) {
     ampi_cuda_scaler_abandon(ampi_cuda_training_of(t)->scaler, exec);
 }
 
-/* Recording a step */
+/* --- recording a step --- */
 
 /* The recorded step with this key, or NULL. */
 AMPI_FN ampi_cuda_record* ampi_cuda_find_record(amp_cuda* c, uint64_t key) {

@@ -58,7 +58,10 @@ def functions(text):
         if head(lines, at):
             end, deepest = end_of(lines, at)
             length = sum(1 for line in lines[at:end + 1] if line.strip())
-            yield length, deepest, at > 0 and written[at - 1].rstrip().endswith("*/")
+            above = at - 1
+            while written[above].startswith("template"):
+                above -= 1
+            yield length, deepest, at > 0 and written[above].rstrip().endswith("*/")
             at = end
         at += 1
 
