@@ -64,6 +64,9 @@
    gets one sentence that names the place. Nothing prints, exits or aborts. An overflow in training
    is no error: amp_step_info tells it. Numbers in texts and pictures have a decimal point in every
    locale.
+   Operands.  amp_f32(p), amp_f16(p), amp_bf16(p) or AMP_REF(p) say where elements lie and of which
+   type they are; AMP_NONE is no operand. Gradients come first, then what they are computed from,
+   then the results.
    Descs.     In a zeroed struct each field is its default. AMP_ZERO (-1) is a real zero where 0
    means something else. A NULL desc is all defaults, a NULL info not wanted, a NULL logger silent
    unless the implementation is built with AMP_LOG_DEFAULT. In C++ {} works where a desc is
@@ -97,8 +100,8 @@
 #endif
 
 #define AMP_VERSION_MAJOR 0
-#define AMP_VERSION_MINOR 2
-#define AMP_VERSION_PATCH 1
+#define AMP_VERSION_MINOR 3
+#define AMP_VERSION_PATCH 0
 #define AMP_VERSION (AMP_VERSION_MAJOR * 10000 + AMP_VERSION_MINOR * 100 + AMP_VERSION_PATCH)
 
 /* Option macros. None changes the layout of a struct, so files may differ in them.
@@ -350,7 +353,7 @@ AMP_DEF amp_result amp_convert_rows(amp_ref dst, size_t dst_ld, amp_ref src, siz
 /* >>ops      Operators on raw pointers, usable alone. */
 
 /* Rules for all: tensors are row-major and packed (amp_gemm's aside), images are N,C,H,W. Each
-   operand has its own type: F32, F16 or BF16. A gradient output may be NULL, not wanted (x of
+   operand has its own type: F32, F16 or BF16. A gradient output may be AMP_NONE, not wanted (x of
    amp_concat_backward aside). A result may not overlap an operand or another result; where they
    "may be the same", they have one type and one address. */
 
@@ -15106,6 +15109,25 @@ AMP_DEF void amp_history_add(amp_history* h, const amp_step_info* info) {
 /* >>since    What a program written for an earlier version meets.
    (!): it compiles, and does something else. */
 /*
+   Since 0.2.1
+   Operators and conversions on raw pointers take an amp_ref by value where they took a pointer and
+   a type: amp_linear_forward(x, AMP_F32, ...) is amp_linear_forward(amp_f32(x), ...), NULL is
+   AMP_NONE, amp_ref_of(p, type) serves a type known at run time. gamma, beta and their gradients
+   have a type each. So have the entries of amp_backend, which has gemm.
+   Backward calls of activations, pools and softmax have `accumulate` behind dx.
+   AMP_ACCUMULATE_INPUT is 2, and accumulate a sum of bits, in amp_concat_backward, too: 1 adds to
+   no dx. amp_layer_norm_backward has eps behind gamma. amp_softmax_cross_entropy_* take an
+   amp_cross_entropy_desc (NULL = defaults) for smoothing.
+   The graph: a layer's short call takes numbers, its _with call a desc. amp_conv2d, amp_pool2d,
+   amp_batch_norm, amp_layer_norm and the losses with a desc are amp_conv2d_with, ...; without one
+   amp_conv2d(m, x, out_channels, kernel, stride, pad), amp_batch_norm(m, x), amp_mse(m, x).
+   amp_maxpool2d, amp_avgpool2d, amp_global_avgpool2d are amp_max_pool2d, amp_avg_pool2d,
+   amp_global_avg_pool2d; padding is pad in descs, .out of a linear desc is .out_features.
+   New: names of 127 bytes (amp_layer.name), gelu_tanh in the graph, ld and ignored labels of a
+   cross-entropy, layer norm's backward pass without saved statistics.
+   amp_cuda.cuh: operators on raw device pointers are entries of amp_cuda_backend()'s table:
+   amp_cuda_linear_forward(...) is amp_cuda_backend()->linear_forward(...).
+
    Since 0.2.0
    (!) .style: MindSpore's O3 keeps FP32 weights, its O1 has no loss scaler, and neither has
        OneFlow's: give one in .scaler. OneFlow's last bias and logits are FP32. Its layer norms and

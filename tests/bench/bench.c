@@ -19,22 +19,7 @@
 #endif
 #define AMP_IMPLEMENTATION
 #include "../../amp.h"
-#if AMP_VERSION < 200                   /* the header that `make bench-old` compares with: a product without a struct */
-typedef struct amp_gemm_shape {
-    amp_transpose trans_a, trans_b;
-    size_t m, n, k, lda, ldb, ldc;
-} amp_gemm_shape;
-static amp_result gemm(const amp_gemm_shape* s, float alpha, const void* a, amp_dtype a_dtype, const void* b,
-                       amp_dtype b_dtype, float beta, void* c, amp_dtype c_dtype, const amp_exec* exec) {
-    return amp_gemm(s->trans_a, s->trans_b, s->m, s->n, s->k, alpha, a, a_dtype,
-                    s->lda ? s->lda : s->trans_a ? s->m : s->k, b, b_dtype,
-                    s->ldb ? s->ldb : s->trans_b ? s->k : s->n, beta, c, c_dtype, s->ldc ? s->ldc : s->n, exec);
-}
-#define amp_gemm gemm
-#define chart_progress(label, done, total) ((void)(done))
-#else
 #include "../../examples/chart.h"
-#endif
 #include "../../examples/gpt.h"
 #include "networks.h"
 #include <stdio.h>
