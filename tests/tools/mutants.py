@@ -362,8 +362,9 @@ class Cuda(Header):
     compiler = os.environ.get("CXX", "g++")
     tests = "half gemm optim conv scaler model nn hopper".split()
     own = "half nn".split()      # these hold a copy of the implementation
-    likely = {"base": "half model", "half": "half", "gemm": "gemm", "conv": "conv", "nn": "nn", "scaler": "scaler",
-              "optim": "optim", "backend": "model"}
+    likely = {"base": "half model", "half": "half", "gemm": "gemm", "conv": "conv", "scaler": "scaler",
+              "optim": "optim", "backend": "model", "launch": "model", "device": "gemm", "hopper": "gemm", "linear": "nn",
+              "pool": "nn", "rows": "nn", "loss": "nn", "elementwise": "nn"}
     slow = {t: 300 for t in tests}
     memory = 0                   # the address sanitizer reserves terabytes
     flags = ["-std=c++14", "-Og", "-w", "-fsanitize=address,alignment", "-fno-sanitize-recover=alignment",
@@ -373,7 +374,7 @@ class Cuda(Header):
         first = self.likely.get(room, "").split()
         common = [t for t in first + [t for t in self.tests if t not in first] if t != "hopper"]
         return [Stage("800", ["-DAMP_EMU_ARCH=800"], common, EVERY),
-                Stage("900", ["-DAMP_EMU_ARCH=900"], ["hopper", "gemm"], EVERY),
+                Stage("900", ["-DAMP_EMU_ARCH=900"], list(dict.fromkeys(first + ["hopper", "gemm"])), EVERY),
                 Stage("750", ["-DAMP_EMU_ARCH=750"], ["gemm", "half"], EVERY)]
 
     def object_of(self, folder, stage):
