@@ -399,15 +399,17 @@ AMP_DEF amp_result amp_linear_backward(amp_ref dy, amp_ref x, amp_ref w, amp_ref
 /* --- convolution --- */
 
 /* 2-D convolution: x[N,C,H,W], w[O,C/groups,KH,KW], b[O], y[N,O,OH,OW] with
-   OH = (H + 2*pad_h - dilation_h*(KH-1) - 1) / stride_h + 1, and OW likewise. */
+   OH = (H + pad_h + pad_end_h - dilation_h*(KH-1) - 1) / stride_h + 1, and OW likewise. */
 typedef struct amp_conv2d_shape {
     int n, channels, height, width;  /* of x; each >= 1 */
     int out_channels;                /* >= 1, a multiple of groups */
     int kernel_h, kernel_w;          /* >= 1 */
     int stride_h, stride_w;          /* 0 = 1 */
-    int pad_h, pad_w;                /* zeros on each side; 0 = none */
+    int pad_h, pad_w;                /* zeros above and to the left; 0 = none */
     int dilation_h, dilation_w;      /* 0 = 1 */
     int groups;                      /* 0 = 1; divides channels; groups == channels is depthwise */
+    int pad_end_h, pad_end_w;        /* below and to the right; 0 = as pad_h, pad_w, AMP_ZERO =
+                                        none. TensorFlow's SAME has pad_end of pad or pad + 1 */
 } amp_conv2d_shape;
 
 /* OH and OW of a shape, with the operators' errors. */
@@ -426,8 +428,8 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* s, amp_ref dy, am
 
 typedef AMPI_ENUM(amp_pool) { AMP_POOL_MAX = 0, AMP_POOL_AVERAGE = 1 } amp_pool;
 
-/* x[N,C,H,W] -> y[N,C,OH,OW], OH = (H + 2*pad_h - kernel_h) / stride_h + 1. Padding never wins a
-   maximum; an average counts padding as zeros unless exclude_pad. A global pool has kernel =
+/* x[N,C,H,W] -> y[N,C,OH,OW], OH = (H + pad_h + pad_end_h - kernel_h) / stride_h + 1. Padding never
+   wins a maximum; an average counts padding as zeros unless exclude_pad. A global pool has kernel =
    height, width. */
 typedef struct amp_pool2d_shape {
     amp_pool kind;
@@ -436,6 +438,7 @@ typedef struct amp_pool2d_shape {
     int stride_h, stride_w;          /* 0 = the kernel's size */
     int pad_h, pad_w;                /* at most half of the kernel */
     int exclude_pad;                 /* average only: divide by the pixels that exist */
+    int pad_end_h, pad_end_w;        /* as in amp_conv2d_shape; at most half of the kernel */
 } amp_pool2d_shape;
 
 /* As amp_conv2d_output. */
@@ -1216,6 +1219,7 @@ typedef struct amp_conv2d_desc {
     int groups;                      /* 0 = 1 */
     int no_bias;                     /* 1 = without one */
     amp_init init;
+    int pad_end_h, pad_end_w;        /* as in amp_conv2d_shape */
 } amp_conv2d_desc;
 typedef struct amp_linear_desc {
     int out_features;  /* >= 1 */
@@ -1228,6 +1232,7 @@ typedef struct amp_pool2d_desc {
     int stride, stride_h, stride_w;  /* 0 = the kernel's size */
     int pad, pad_h, pad_w;           /* at most half of the kernel */
     int exclude_pad;                 /* as in amp_pool2d_shape */
+    int pad_end_h, pad_end_w;
 } amp_pool2d_desc;
 typedef struct amp_norm_desc {
     float eps;       /* 0 = 1e-5; in (0,1) */
@@ -6259,8 +6264,9 @@ typedef struct ampi_conv2d_sizes {
 } ampi_conv2d_sizes;
 
 /* The output's side; 0 if the kernel is too large, -1 if the padded side is no int. */
-AMPI_FN int ampi_conv2d_side(int size, int pad, int kernel, int dilation, int stride) {
-    const int64_t padded = (int64_t)size + 2 * (int64_t)pad,
+AMPI_FN int ampi_conv2d_side(int size, int pad, int pad_end, int kernel, int dilation,
+        int stride) {
+    const int64_t padded = (int64_t)size + pad + pad_end,
         room = padded - (int64_t)dilation * (kernel - 1) - 1;
     return padded > 0x7fffffff ? -1 : room < 0 ? 0 : (int)(room / stride) + 1;
 }
@@ -6273,29 +6279,35 @@ AMPI_FN size_t ampi_count4(int a, int b, int c, int d) {
     return n > SIZE_MAX / 8 ? 0 : n;
 }
 
-/* A shape is 14 ints as in `names`; the first 7 have no default. */
+/* A shape is 16 ints as in `names`; the first 7 have no default, the last 2 may be AMP_ZERO. */
 AMPI_FN amp_result ampi_conv2d_init(ampi_conv2d_sizes* c, const amp_conv2d_shape* shape,
         const amp_logger* logger) {
     static const char* const names[] = { "n", "channels", "height", "width", "out_channels",
                                          "kernel_h", "kernel_w", "stride_h", "stride_w", "pad_h",
                                              "pad_w", "dilation_h", "dilation_w",
-                                         "groups" };
+                                         "groups", "pad_end_h", "pad_end_w" };
     amp_conv2d_shape* s = &c->s;
-    int values[14], i;
+    int values[16], i;
     AMPI_REFUSE_CALL(!shape, AMP_ERR_ARGUMENT, "conv2d: the shape is NULL");
     *s = *shape;
     memcpy(values, s, sizeof values);
-    for (i = 0; i < 14; i++)
-        AMPI_REFUSE_CALL(values[i] < (i < 7), AMP_ERR_DESC,
-            "conv2d: %s is %d, it must be at least %d", names[i], values[i], i < 7);
+    for (i = 0; i < 16; i++) {
+        const int least = i < 7 ? 1 : i < 14 ? 0 : AMP_ZERO;
+        AMPI_REFUSE_CALL(values[i] < least, AMP_ERR_DESC,
+            "conv2d: %s is %d, it must be at least %d", names[i], values[i], least);
+    }
+    s->pad_end_h = ampi_default_int(s->pad_end_h, s->pad_h);
+    s->pad_end_w = ampi_default_int(s->pad_end_w, s->pad_w);
     s->stride_h = ampi_max_int(s->stride_h, 1); s->stride_w = ampi_max_int(s->stride_w, 1);
     s->dilation_h = ampi_max_int(s->dilation_h, 1); s->dilation_w = ampi_max_int(s->dilation_w, 1);
     s->groups = ampi_max_int(s->groups, 1);
     AMPI_REFUSE_CALL(s->channels % s->groups != 0 || s->out_channels % s->groups != 0,
         AMP_ERR_SHAPE, "conv2d: %d groups do not divide %d channels and %d out_channels",
         s->groups, s->channels, s->out_channels);
-    c->out_h = ampi_conv2d_side(s->height, s->pad_h, s->kernel_h, s->dilation_h, s->stride_h);
-    c->out_w = ampi_conv2d_side(s->width, s->pad_w, s->kernel_w, s->dilation_w, s->stride_w);
+    c->out_h = ampi_conv2d_side(s->height, s->pad_h, s->pad_end_h, s->kernel_h, s->dilation_h,
+        s->stride_h);
+    c->out_w = ampi_conv2d_side(s->width, s->pad_w, s->pad_end_w, s->kernel_w, s->dilation_w,
+        s->stride_w);
     AMPI_REFUSE_CALL(c->out_h < 0 || c->out_w < 0, AMP_ERR_SHAPE,
         "conv2d: a %dx%d input padded by %dx%d has sides over 2^31 - 1", s->height, s->width,
         s->pad_h, s->pad_w);
@@ -7126,9 +7138,14 @@ AMPI_FN amp_result ampi_pool_plan_make(const amp_pool2d_shape* s, ampi_pool_plan
     AMPI_REFUSE_CALL(s->kernel_h < 1 || s->kernel_w < 1 || s->stride_h < 0 || s->stride_w < 0,
         AMP_ERR_DESC, "pool2d: kernel %dx%d, stride %dx%d: kernel needs >= 1, stride >= 0",
         s->kernel_h, s->kernel_w, s->stride_h, s->stride_w);
+    const int end_h = ampi_default_int(s->pad_end_h, s->pad_h),
+        end_w = ampi_default_int(s->pad_end_w, s->pad_w);
     AMPI_REFUSE_CALL(s->pad_h < 0 || s->pad_w < 0 || s->pad_h > s->kernel_h / 2
         || s->pad_w > s->kernel_w / 2, AMP_ERR_DESC,
         "pool2d: padding %dx%d is outside 0..half of the %dx%d kernel", s->pad_h, s->pad_w,
+        s->kernel_h, s->kernel_w);
+    AMPI_REFUSE_CALL(end_h < 0 || end_w < 0 || end_h > s->kernel_h / 2 || end_w > s->kernel_w / 2,
+        AMP_ERR_DESC, "pool2d: pad_end %dx%d is outside 0..half of the %dx%d kernel", end_h, end_w,
         s->kernel_h, s->kernel_w);
     p->max = s->kind == AMP_POOL_MAX;
     p->h = s->height; p->w = s->width;
@@ -7140,8 +7157,8 @@ AMPI_FN amp_result ampi_pool_plan_make(const amp_pool2d_shape* s, ampi_pool_plan
     AMPI_REFUSE_CALL(ampi_area(p->planes, (size_t)s->height * (size_t)s->width) > SIZE_MAX / 16,
         AMP_ERR_ARGUMENT, "pool2d: input %dx%dx%dx%d is more than memory can hold", s->n,
         s->channels, s->height, s->width);
-    oh = (int64_t)p->h + 2 * (int64_t)p->ph - p->kh;
-    ow = (int64_t)p->w + 2 * (int64_t)p->pw - p->kw;
+    oh = (int64_t)p->h + p->ph + end_h - p->kh;
+    ow = (int64_t)p->w + p->pw + end_w - p->kw;
     AMPI_REFUSE_CALL(oh < 0 || ow < 0, AMP_ERR_SHAPE,
         "pool2d: kernel %dx%d is larger than its %dx%d input with padding %dx%d", p->kh, p->kw,
         p->h, p->w, p->ph, p->pw);
@@ -7526,7 +7543,8 @@ AMPI_APART void ampi_pool_backward_planes(const ampi_pool_plan* p, const ampi_ar
    overwrites what they write. */
 AMPI_FN int ampi_pool_is_quads(const ampi_pool_plan* p) {
     return p->kh == 2 && p->kw == 2 && p->sh == 2 && p->sw == 2 && p->ph == 0 && p->pw == 0
-        && p->h % 2 == 0 && p->w % 2 == 0 && p->ow <= AMPI_PART / 4;  /* a row fits a tile */
+        /* a row fits a tile */
+        && p->h == 2 * p->oh && p->w == 2 * p->ow && p->ow <= AMPI_PART / 4;
 }
 
 /* Averages (SUM), maxima, or their places of `rows` rows of windows. columns == 1: each window's
@@ -11475,7 +11493,7 @@ AMP_DEF amp_value amp_conv2d_with(amp_model* m, amp_value x, const amp_conv2d_de
         m->desc.batch, n->layer.channels, n->layer.height, n->layer.width, d->out_channels,
             AMPI_SIDES(kernel, 0, 0),
         AMPI_SIDES(stride, 1, 1), AMPI_SIDES(pad, 0, 0), AMPI_SIDES(dilation, 1, 1),
-            ampi_or(d->groups, 1, 0)
+            ampi_or(d->groups, 1, 0), d->pad_end_h, d->pad_end_w
     };
     if (amp_conv2d_output(&s, &n->layer.height, &n->layer.width, &m->draft_exec) != AMP_OK)
         return ampi_no_value();
@@ -11505,7 +11523,8 @@ AMP_DEF amp_value amp_pool2d_with(amp_model* m, amp_value x, const amp_pool2d_de
     const amp_pool2d_shape s = {
         d->kind, m->desc.batch, n->layer.channels, n->layer.height, n->layer.width, kernel[0],
             kernel[1],
-        AMPI_SIDES(stride, kernel[0], kernel[1]), AMPI_SIDES(pad, 0, 0), d->exclude_pad
+        AMPI_SIDES(stride, kernel[0], kernel[1]), AMPI_SIDES(pad, 0, 0), d->exclude_pad,
+        d->pad_end_h, d->pad_end_w
     };
     n->pool = s;
     amp_pool2d_output(&s, &n->layer.height, &n->layer.width, &m->draft_exec);
@@ -11515,7 +11534,7 @@ AMP_DEF amp_value amp_pool2d_with(amp_model* m, amp_value x, const amp_pool2d_de
 /* Adds a pool with the kernel as stride and without padding. */
 AMPI_FN amp_value ampi_plain_pool(amp_model* m, amp_value x, amp_pool kind, int kernel_h,
         int kernel_w) {
-    const amp_pool2d_desc d = { kind, 0, kernel_h, kernel_w, 0, 0, 0, 0, 0, 0, 0 };
+    const amp_pool2d_desc d = { kind, 0, kernel_h, kernel_w, 0, 0, 0, 0, 0, 0, 0, 0, 0 };
     return amp_pool2d_with(m, x, &d);
 }
 
@@ -15123,8 +15142,9 @@ AMP_DEF void amp_history_add(amp_history* h, const amp_step_info* info) {
    amp_conv2d(m, x, out_channels, kernel, stride, pad), amp_batch_norm(m, x), amp_mse(m, x).
    amp_maxpool2d, amp_avgpool2d, amp_global_avgpool2d are amp_max_pool2d, amp_avg_pool2d,
    amp_global_avg_pool2d; padding is pad in descs, .out of a linear desc is .out_features.
-   New: names of 127 bytes (amp_layer.name), gelu_tanh in the graph, ld and ignored labels of a
-   cross-entropy, layer norm's backward pass without saved statistics.
+   New: names of 127 bytes (amp_layer.name), gelu_tanh in the graph, pad_end_h and pad_end_w of
+   convolutions and pools (zero the shapes), ld and ignored labels of a cross-entropy, layer norm's
+   backward pass without saved statistics.
    amp_cuda.cuh: operators on raw device pointers are entries of amp_cuda_backend()'s table:
    amp_cuda_linear_forward(...) is amp_cuda_backend()->linear_forward(...).
 

@@ -3868,8 +3868,8 @@ AMPI_FN amp_result ampi_cuda_conv2d_fits(const ampi_conv2d_sizes* c, const amp_e
         const char* op) {
     const int64_t side = (int64_t)1 << 30;
     const size_t plane = (size_t)1 << 31;
-    if ((int64_t)c->s.height + 2 * (int64_t)c->s.pad_h < side
-        && (int64_t)c->s.width + 2 * (int64_t)c->s.pad_w < side && c->in_pixels < plane
+    if ((int64_t)c->s.height + c->s.pad_h + c->s.pad_end_h < side
+        && (int64_t)c->s.width + c->s.pad_w + c->s.pad_end_w < side && c->in_pixels < plane
         && c->out_pixels < plane && c->area < plane) return AMP_OK;
     return ampi_fail(ampi_exec_logger(exec), AMP_ERR_UNSUPPORTED,
         "%s: a %dx%d input padded by %dx%d, or its output, is too large", op, c->s.height,

@@ -52,11 +52,13 @@ typedef struct conv {
     float *ry, *rdx, *rdw, *rdb, *rdw_added, *rdb_added;       /* expected sums, not yet rounded */
 } conv;
 
+static int pad_end[2];      /* of the shapes below */
 static amp_conv2d_shape shape_of(int n, int c, int h, int w, int o, int kh, int kw, int sh, int sw, int ph, int pw,
                                  int dh, int dw, int groups) {
     amp_conv2d_shape s;
     s.n = n; s.channels = c; s.height = h; s.width = w; s.out_channels = o; s.kernel_h = kh; s.kernel_w = kw;
     s.stride_h = sh; s.stride_w = sw; s.pad_h = ph; s.pad_w = pw; s.dilation_h = dh; s.dilation_w = dw; s.groups = groups;
+    s.pad_end_h = pad_end[0]; s.pad_end_w = pad_end[1];
     return s;
 }
 
@@ -404,6 +406,28 @@ static void test_random_convolutions(void) {
         z[13] = groups;
         conv_check_all(z, TYPES[t], TYPES[t], TYPES[test_random() % 3], NULL);
     }
+}
+
+/* Padding below and to the right of its own: as TensorFlow's SAME, none, more than the kernel. */
+static void test_pad_end(void) {
+    static const int Z[7][14] = { { 2, 3, 8, 8, 5, 3, 3, 2, 2, 0, 0, 1, 1, 1 },
+        { 1, 4, 9, 7, 6, 3, 3, 1, 1, 1, 1, 1, 1, 1 }, { 2, 6, 5, 40, 6, 1, 1, 1, 1, 0, 0, 1, 1, 1 },
+        { 1, 8, 12, 20, 8, 3, 3, 1, 1, 1, 1, 1, 1, 8 }, { 1, 32, 8, 17, 32, 3, 3, 1, 1, 1, 1, 1, 1, 1 },
+        { 2, 4, 7, 11, 4, 2, 5, 3, 2, 1, 2, 2, 1, 2 }, { 1, 2, 6, 6, 3, 2, 2, 2, 2, 1, 1, 1, 1, 1 } };
+    static const int ends[][2] = { { 1, 1 }, { AMP_ZERO, AMP_ZERO }, { 2, AMP_ZERO }, { AMP_ZERO, 5 }, { 0, 3 } };
+    int i, k, oh, ow;
+    for (k = 0; k < 5; k++)
+        for (i = 0; i < 7; i++) {
+            const int* z = Z[i];
+            amp_conv2d_shape s;
+            pad_end[0] = ends[k][0]; pad_end[1] = ends[k][1];
+            s = shape_of(z[0], z[1], z[2], z[3], z[4], z[5], z[6], z[7], z[8], z[9], z[10], z[11], z[12], z[13]);
+            CHECK(amp_conv2d_output(&s, &oh, &ow, NULL) == AMP_OK);
+            CHECK(oh == (z[2] + z[9] + (ends[k][0] ? ends[k][0] > 0 ? ends[k][0] : 0 : z[9]) - z[11] * (z[5] - 1) - 1) / z[7] + 1);
+            CHECK(ow == (z[3] + z[10] + (ends[k][1] > 0 ? ends[k][1] : 0) - z[12] * (z[6] - 1) - 1) / z[8] + 1);
+            conv_check_all(z, TYPES[(i + k) % 3], TYPES[(i + k) % 3], TYPES[i % 3], NULL);
+        }
+    pad_end[0] = pad_end[1] = 0;
 }
 
 /* AMP_SUMS_FAST changes no convolution: strides, groups, planes, one image, a pixel count that is no multiple of anything,
@@ -763,6 +787,7 @@ int main(int argc, char** argv) {
     TEST(test_shapes);
     TEST(test_type_mixes);
     TEST(test_random_convolutions);
+    TEST(test_pad_end);
     TEST(test_fast_sums);
     TEST(test_zeros_and_nans);
     TEST(test_infinities);

@@ -1516,6 +1516,7 @@ static void test_sum_order(void) {
     }
 }
 
+static int pad_end(int end, int start) { return end == 0 ? start : end == AMP_ZERO ? 0 : end; }
 /* --- pooling ---------------------------------------------------------------------------------- */
 
 static void check_pool(const amp_pool2d_shape* s, amp_dtype t, amp_dtype yt, int ties) {
@@ -1527,8 +1528,8 @@ static void check_pool(const amp_pool2d_shape* s, amp_dtype t, amp_dtype yt, int
     double *sum = (double*)calloc(planes * area, sizeof(double)),
            *size = (double*)calloc(planes * area, sizeof(double));
     CHECK(amp_pool2d_output(s, &oh, &ow, NULL) == AMP_OK);
-    CHECK(oh == (s->height + 2 * s->pad_h - s->kernel_h) / sh + 1
-          && ow == (s->width + 2 * s->pad_w - s->kernel_w) / sw + 1);
+    CHECK(oh == (s->height + s->pad_h + pad_end(s->pad_end_h, s->pad_h) - s->kernel_h) / sh + 1
+          && ow == (s->width + s->pad_w + pad_end(s->pad_end_w, s->pad_w) - s->kernel_w) / sw + 1);
     x = random_buffer(t, planes * area, 2); dx = make(t, planes * area);
     y = make(yt, planes * (size_t)(oh * ow)); dy = random_buffer(yt, planes * (size_t)(oh * ow), 1);
     for (i = 0; ties && i < x.n; i++) put(&x, i, floor(get(&x, i)) * (i % 3 ? 1.0 : -1.0));    /* -0 among 0 */
@@ -1570,7 +1571,7 @@ static void check_pool(const amp_pool2d_shape* s, amp_dtype t, amp_dtype yt, int
 }
 
 static void test_pool(void) {
-    static const amp_pool2d_shape wide = { AMP_POOL_MAX, 1, 2, 6, 400, 2, 300, 1, 50, 0, 0, 0 };
+    static const amp_pool2d_shape wide = { AMP_POOL_MAX, 1, 2, 6, 400, 2, 300, 1, 50, 0, 0, 0, 0, 0 };
     int i;
     for (i = 0; i < 160; i++) {
         amp_pool2d_shape s;
@@ -1582,6 +1583,8 @@ static void test_pool(void) {
         s.stride_h = (int)(test_random() % 5); s.stride_w = (int)(test_random() % 5);
         s.pad_h = (int)(test_random() % (unsigned)(s.kernel_h / 2 + 1));
         s.pad_w = (int)(test_random() % (unsigned)(s.kernel_w / 2 + 1));
+        if (i % 3 == 2) s.pad_end_h = s.kernel_h > 1 ? 1 : AMP_ZERO;
+        if (i % 4 == 3) s.pad_end_w = i % 8 == 3 ? s.kernel_w / 2 : AMP_ZERO;
         s.height = s.kernel_h + (int)(test_random() % 20); s.width = s.kernel_w + (int)(test_random() % 45);
         s.exclude_pad = (int)(test_random() % 2);
         if (i >= 140) {
@@ -1597,13 +1600,30 @@ static void test_pool(void) {
         if (i >= 156) {
             s.kernel_h = s.height;
             s.kernel_w = s.width;
-            s.pad_h = s.pad_w = s.stride_h = s.stride_w = 0;
+            s.pad_h = s.pad_w = s.stride_h = s.stride_w = s.pad_end_h = s.pad_end_w = 0;
         } /* global */
         x_type = TYPES[test_random() % 3]; /* one call a statement: the order of arguments is not defined */
         y_type = TYPES[test_random() % 3];
         check_pool(&s, x_type, y_type, i % 3 == 0);
     }
     check_pool(&wide, AMP_F32, AMP_F16, 0);
+}
+
+/* Windows of 2x2 side by side that padding at the end lets begin in the last row and column. */
+static void test_pool_pad_end(void) {
+    int i;
+    for (i = 0; i < 12; i++) {
+        amp_pool2d_shape s;
+        int oh, ow;
+        memset(&s, 0, sizeof s);
+        s.kind = (amp_pool)(i % 2);
+        s.n = 1; s.channels = 19; s.height = 6 + i / 6; s.width = 34 + i / 6;
+        s.kernel_h = s.kernel_w = s.stride_h = s.stride_w = 2;
+        s.pad_end_h = i % 3 ? 1 : 0; s.pad_end_w = i % 3 == 2 ? 1 : AMP_ZERO;
+        CHECK(amp_pool2d_output(&s, &oh, &ow, NULL) == AMP_OK);
+        CHECK(oh == (s.height + (i % 3 ? 1 : 0)) / 2 && ow == (s.width + (i % 3 == 2)) / 2);
+        check_pool(&s, TYPES[i % 3], TYPES[i % 3], 0);
+    }
 }
 
 /* The usual windows, in tensors of one type, with rows shorter and longer than vectors: some have ways of their
@@ -1763,7 +1783,7 @@ static float row_gradient(const amp_pool2d_shape* s, const float* g, int small, 
     return sum;
 }
 static void check_average_order(int channels, int height, int width, int kernel, int stride, int pad) {
-    amp_pool2d_shape s = { AMP_POOL_AVERAGE, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0 };
+    amp_pool2d_shape s = { AMP_POOL_AVERAGE, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0 };
     buffer x, y, dy, dx;
     int oh, ow, c, a, b, small;
     s.channels = channels; s.height = height; s.width = width;
@@ -2350,6 +2370,7 @@ static void run_all(void) {
     TEST(test_norm_pivot);
     TEST(test_sum_order);
     TEST(test_pool);
+    TEST(test_pool_pad_end);
     TEST(test_usual_pools);
     TEST(test_pool_bits);
     TEST(test_pool_order);

@@ -10,8 +10,8 @@
 struct Types { amp_dtype act, weight, grad; };
 
 static amp_conv2d_shape shape_of(const int* z) {
-    amp_conv2d_shape s = { z[0], z[1], z[2], z[3],  z[4],  z[5],  z[6],
-                           z[7], z[8], z[9], z[10], z[11], z[12], z[13] };
+    amp_conv2d_shape s = { z[0], z[1], z[2],  z[3],  z[4],  z[5],  z[6], z[7],
+                           z[8], z[9], z[10], z[11], z[12], z[13], 0,    0 };
     return s;
 }
 
@@ -192,7 +192,9 @@ static void test_random_convolutions() {
             z[2 + side] = z[11 + side] * (z[5 + side] - 1) + 1 + (int)(test_random() % 10);
         }
         z[13] = groups;
-        Conv c(shape_of(z), { t, t, TYPES[test_random() % 3] }, WHOLE);
+        amp_conv2d_shape shape = shape_of(z);
+        if (i % 3 == 1) { shape.pad_end_h = i % 2 ? 1 : AMP_ZERO; shape.pad_end_w = i % 4 ? 2 : AMP_ZERO; }
+        Conv c(shape, { t, t, TYPES[test_random() % 3] }, WHOLE);
         check_bits(c, 7, i & 1, i % 3 != 0, 0);
     }
 }

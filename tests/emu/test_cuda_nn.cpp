@@ -272,21 +272,23 @@ static void test_division() {
 
 static const amp_pool2d_shape POOLS[] = {
     /* kind, n, c, h, w, kernel, stride, pad, exclude_pad; both kinds are tried */
-    { AMP_POOL_MAX, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0 },
-    { AMP_POOL_MAX, 2, 3, 8, 8, 2, 2, 0, 0, 0, 0, 0 },
-    { AMP_POOL_MAX, 2, 2, 9, 7, 2, 2, 2, 2, 0, 0, 0 },      /* a row and a column that no window covers */
-    { AMP_POOL_MAX, 1, 2, 10, 11, 3, 3, 2, 2, 1, 1, 0 },
-    { AMP_POOL_MAX, 1, 2, 10, 11, 3, 3, 2, 2, 1, 1, 1 },
-    { AMP_POOL_MAX, 1, 3, 13, 9, 3, 5, 1, 1, 1, 2, 1 },     /* windows that overlap much */
-    { AMP_POOL_MAX, 2, 1, 12, 12, 2, 3, 4, 5, 0, 0, 0 },    /* gaps between windows */
-    { AMP_POOL_MAX, 2, 2, 7, 7, 7, 7, 0, 0, 0, 0, 0 },      /* global, by one thread */
-    { AMP_POOL_MAX, 2, 2, 9, 8, 9, 8, 0, 0, 0, 0, 0 },      /* global, by a warp */
-    { AMP_POOL_MAX, 1, 2, 20, 31, 20, 31, 0, 0, 0, 0, 0 },
-    { AMP_POOL_MAX, 1, 1, 30, 30, 12, 11, 3, 4, 5, 5, 0 },  /* a warp to each of many windows */
-    { AMP_POOL_MAX, 1, 1, 30, 30, 12, 11, 3, 4, 5, 5, 1 },
-    { AMP_POOL_MAX, 1, 1, 3, 70, 1, 70, 1, 1, 0, 20, 1 },
-    { AMP_POOL_MAX, 1, 2, 40, 37, 3, 3, 1, 1, 1, 1, 0 },    /* a plane that the CPU takes in another order */
-    { AMP_POOL_MAX, 300, 3, 4, 4, 2, 2, 0, 0, 0, 0, 0 },
+    { AMP_POOL_MAX, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0 },
+    { AMP_POOL_MAX, 2, 3, 8, 8, 2, 2, 0, 0, 0, 0, 0, 0, 0 },
+    { AMP_POOL_MAX, 2, 2, 9, 7, 2, 2, 2, 2, 0, 0, 0, 0, 0 },      /* a row and a column that no window covers */
+    { AMP_POOL_MAX, 1, 2, 10, 11, 3, 3, 2, 2, 1, 1, 0, 0, 0 },
+    { AMP_POOL_MAX, 1, 2, 10, 11, 3, 3, 2, 2, 1, 1, 1, 0, 0 },
+    { AMP_POOL_MAX, 1, 3, 13, 9, 3, 5, 1, 1, 1, 2, 1, 0, 0 },     /* windows that overlap much */
+    { AMP_POOL_MAX, 2, 1, 12, 12, 2, 3, 4, 5, 0, 0, 0, 0, 0 },    /* gaps between windows */
+    { AMP_POOL_MAX, 2, 2, 7, 7, 7, 7, 0, 0, 0, 0, 0, 0, 0 },      /* global, by one thread */
+    { AMP_POOL_MAX, 2, 2, 9, 8, 9, 8, 0, 0, 0, 0, 0, 0, 0 },      /* global, by a warp */
+    { AMP_POOL_MAX, 1, 2, 20, 31, 20, 31, 0, 0, 0, 0, 0, 0, 0 },
+    { AMP_POOL_MAX, 1, 1, 30, 30, 12, 11, 3, 4, 5, 5, 0, 0, 0 },  /* a warp to each of many windows */
+    { AMP_POOL_MAX, 1, 1, 30, 30, 12, 11, 3, 4, 5, 5, 1, 0, 0 },
+    { AMP_POOL_MAX, 1, 1, 3, 70, 1, 70, 1, 1, 0, 20, 1, 0, 0 },
+    { AMP_POOL_MAX, 1, 2, 40, 37, 3, 3, 1, 1, 1, 1, 0, 0, 0 },    /* a plane that the CPU takes in another order */
+    { AMP_POOL_MAX, 300, 3, 4, 4, 2, 2, 0, 0, 0, 0, 0, 0, 0 },
+    { AMP_POOL_MAX, 2, 3, 8, 8, 2, 2, 0, 0, 0, 0, 0, 1, 1 },      /* windows that begin in the last row and column */
+    { AMP_POOL_MAX, 1, 2, 11, 9, 3, 3, 2, 2, 1, 1, 0, AMP_ZERO, AMP_ZERO },
 };
 
 /* Few values, so that many pixels share the maximum; NaNs and infinities in some windows. */
@@ -381,18 +383,18 @@ static void test_pool_side_by_side() {
                            { 1, 1, 3, 3, 3 },   { 2, 3, 3, 9, 6 },   { 1, 2, 3, 12, 15 } };
     for (const Case& s : cases)
         for (amp_pool kind : { AMP_POOL_MAX, AMP_POOL_AVERAGE }) {
-            const amp_pool2d_shape pool = { kind, s.n, s.c, s.h, s.w, s.k, s.k, 0, 0, 0, 0, 0 };
+            const amp_pool2d_shape pool = { kind, s.n, s.c, s.h, s.w, s.k, s.k, 0, 0, 0, 0, 0, 0, 0 };
             check_pool(pool, AMP_F32, AMP_F32, AMP_F32, 0);
             for (size_t shift : { 0u, 1u, 2u, 4u }) check_pool(pool, AMP_F16, AMP_F16, AMP_F16, shift);
             check_pool(pool, AMP_BF16, AMP_BF16, AMP_BF16, 0);
             check_pool(pool, AMP_F32, AMP_BF16, AMP_F16, 2);
         }
-    const amp_pool2d_shape pool = { AMP_POOL_MAX, 2, 2, 4, 12, 2, 2, 0, 0, 0, 0, 0 };
+    const amp_pool2d_shape pool = { AMP_POOL_MAX, 2, 2, 4, 12, 2, 2, 0, 0, 0, 0, 0, 0, 0 };
     for (amp_dtype a : TYPES) for (amp_dtype b : TYPES) for (amp_dtype c : TYPES) check_pool(pool, a, b, c, 0);
 }
 /* Each array by itself lies at an odd address. */
 static void test_pool_odd() {
-    const amp_pool2d_shape s = { AMP_POOL_MAX, 1, 3, 4, 8, 2, 2, 0, 0, 0, 0, 0 };
+    const amp_pool2d_shape s = { AMP_POOL_MAX, 1, 3, 4, 8, 2, 2, 0, 0, 0, 0, 0, 0, 0 };
     for (size_t odd = 0; odd < 16; odd++)
         for (size_t shift : { 1u, 2u }) {
             Tensor x(AMP_F16, 96, odd & 1 ? shift : 0), y(AMP_F16, 24, odd & 2 ? shift : 0),
@@ -423,7 +425,7 @@ static void test_pool_below_zero() {
 }
 /* A NaN is the largest value, the first of several; so is the first of equal values. */
 static void test_pool_first() {
-    const amp_pool2d_shape s = { AMP_POOL_MAX, 1, 1, 2, 6, 2, 2, 0, 0, 0, 0, 0 };
+    const amp_pool2d_shape s = { AMP_POOL_MAX, 1, 1, 2, 6, 2, 2, 0, 0, 0, 0, 0, 0, 0 };
     Tensor x(AMP_F32, 12), y(AMP_F32, 3), dy(AMP_F32, 3), dx(AMP_F32, 12);
     const uint32_t bits[12] = { 0x3f800000u, 0x7fc00001u, 0x80000000u, 0u, 0xff800000u, 0xff800000u,
                                 0xffc00002u, 0x7f800000u, 0x80000000u, 0u, 0xff800000u, 0xff800000u };
@@ -1563,7 +1565,7 @@ static void test_orders() {
     Labels labels(rows, d), many(5400, 3);
     amp_exec exec = quiet_exec();
     Workspace w(&exec, cuda->layer_norm_workspace(rows, d) + AMP_CUDA_LOSS_WORKSPACE);
-    const amp_pool2d_shape pool = { AMP_POOL_AVERAGE, 1, 1, 130, 150, 20, 20, 10, 10, 0, 0, 0 };
+    const amp_pool2d_shape pool = { AMP_POOL_AVERAGE, 1, 1, 130, 150, 20, 20, 10, 10, 0, 0, 0, 0, 0 };
     fill_rows(x, d);
     dy.fill(ordinary);
     const auto results = [&](std::initializer_list<const Tensor*> list) {
@@ -1691,7 +1693,7 @@ struct Operator {
     const char *x, *y, *z, *out, *f, *labels, *scale;      /* the names of what it takes; NULL = not used */
     int out_optional, f_optional;
 };
-static const amp_pool2d_shape POOL = { AMP_POOL_MAX, 1, 1, 4, 4, 2, 2, 0, 0, 0, 0, 0 };
+static const amp_pool2d_shape POOL = { AMP_POOL_MAX, 1, 1, 4, 4, 2, 2, 0, 0, 0, 0, 0, 0, 0 };
 static const amp_batch_norm_shape BATCH = { 4, 4, 1, 0, 0, 0, NULL };
 static const Operator OPERATORS[] = {
     { "pool2d_forward", [](const Call& c) { return cuda->pool2d_forward(&POOL,

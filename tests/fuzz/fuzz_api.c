@@ -312,6 +312,7 @@ static void try_conv(void) {
     s.n = number(1, 3); s.channels = number(1, 4); s.height = number(1, 8); s.width = number(1, 20);
     s.out_channels = number(1, 4); s.kernel_h = number(1, 4); s.kernel_w = number(1, 4);
     s.stride_h = number(0, 4); s.stride_w = number(0, 4); s.pad_h = number(0, 4); s.pad_w = number(0, 4);
+    s.pad_end_h = number(-1, 3); s.pad_end_w = number(-1, 3);
     s.dilation_h = number(0, 3); s.dilation_w = number(0, 3); s.groups = number(0, 3);
     memset(&exec, 0, sizeof exec);
     exec.logger = &logger;
@@ -360,6 +361,7 @@ static void try_pool(void) {
     s.n = number(1, 3); s.channels = number(1, 3); s.height = number(1, 12); s.width = number(1, 40);
     s.kernel_h = number(1, 4); s.kernel_w = number(1, 4); s.stride_h = number(0, 4); s.stride_w = number(0, 4);
     s.pad_h = number(0, 2); s.pad_w = number(0, 2); s.exclude_pad = number(0, 2);
+    s.pad_end_h = number(-1, 2); s.pad_end_w = number(-1, 2);
     memset(&exec, 0, sizeof exec);
     exec.logger = &logger;
     r = amp_pool2d_output(&s, &oh, &ow, &exec);
