@@ -28,7 +28,7 @@
    2. A CUDA program with its own training loop: single calls on its own device memory and stream.
 
    Names.     amp_cuda_<thing>_<verb> does on device pointers what amp_<thing>_<verb> does on host
-   pointers.
+   pointers; operators are entries of amp_cuda_backend(), see >>ops.
    Streams.   All work goes to exec->stream and is asynchronous; exec == NULL is the default stream.
    Nothing waits for the GPU unless it says so. From compute capability 9.0 on kernels take their
    places while the one before them ends, and wait there until it is done, yours too: programmatic
@@ -354,7 +354,7 @@ AMPI_FN amp_result ampi_cuda_check(const amp_exec* exec, const char* place, cuda
     if (e == cudaSuccess) return AMP_OK;
     cudaGetLastError();      /* an error that does not stick is not reported twice */
     return ampi_fail(ampi_exec_logger(exec), ampi_cuda_result(e), "%s: CUDA error %d, %s", place,
-                     (int)e, cudaGetErrorString(e));
+        (int)e, cudaGetErrorString(e));
 }
 
 AMPI_FN cudaStream_t ampi_cuda_stream(const amp_exec* exec) {
@@ -431,7 +431,7 @@ AMPI_FN amp_result ampi_cuda_check_device(const amp_logger* logger) {
     if (e != cudaSuccess) {
         cudaGetLastError();
         return ampi_fail(logger, ampi_cuda_result(e), "amp_cuda: no usable GPU: CUDA error %d, %s",
-                         (int)e, cudaGetErrorString(e));
+            (int)e, cudaGetErrorString(e));
     }
     AMPI_REFUSE_CALL(10 * major + minor < 75,
         AMP_ERR_UNSUPPORTED,
@@ -451,7 +451,7 @@ AMPI_FN amp_result ampi_cuda_open_blas(amp_cuda* c) {
         cudaGetLastError();
         c->blas_workspace = NULL;
         return ampi_fail(c->exec.logger, AMP_ERR_MEMORY, "amp_cuda: no %d bytes for cuBLAS",
-                         (int)AMPI_CUDA_BLAS_BYTES);
+            (int)AMPI_CUDA_BLAS_BYTES);
     }
     e = cublasCreate(&c->blas);
     if (e != CUBLAS_STATUS_SUCCESS) c->blas = NULL;
@@ -460,7 +460,7 @@ AMPI_FN amp_result ampi_cuda_open_blas(amp_cuda* c) {
         e = cublasSetWorkspace(c->blas, c->blas_workspace, AMPI_CUDA_BLAS_BYTES);
     if (e == CUBLAS_STATUS_SUCCESS) return AMP_OK;
     return ampi_fail(c->exec.logger, e == CUBLAS_STATUS_ALLOC_FAILED ? AMP_ERR_MEMORY
-                     : AMP_ERR_DEVICE, "amp_cuda: cuBLAS does not start: status %d", (int)e);
+        : AMP_ERR_DEVICE, "amp_cuda: cuBLAS does not start: status %d", (int)e);
 }
 
 /* The cuBLAS handle and its workspace are freed, if there are any. */
@@ -526,7 +526,7 @@ AMP_DEF void amp_cuda_destroy(amp_cuda* c) {
 /* A new context in *out, in memory of allocator `a`. A bad desc and an unusable device are
    refused, and *out is NULL then. */
 AMPI_FN amp_result ampi_cuda_make(amp_cuda** out, const amp_cuda_desc* desc,
-                                    const amp_logger* logger, const amp_allocator* a) {
+        const amp_logger* logger, const amp_allocator* a) {
     amp_cuda* c;
     amp_result r;
     *out = NULL;
@@ -568,7 +568,7 @@ AMPI_FN cublasHandle_t ampi_cuda_blas(amp_cuda* c) { return c ? c->blas : NULL; 
 /* The exec that names this context, its stream and its logger; all zeros for NULL. */
 AMP_DEF amp_exec amp_cuda_exec(amp_cuda* c) {
     amp_exec none;
-    memset(&none, 0, sizeof none);
+    AMPI_CLEAR(none);
     return c ? c->exec : none;
 }
 
@@ -589,14 +589,18 @@ AMPI_FN void ampi_cuda_free(void* p, const amp_allocator* a) {
     if (cudaFree(p) != cudaSuccess) cudaGetLastError();
 }
 
+/* Functions as the table of the backend wants them. */
+#define AMPI_CUDA(name, ...) \
+    AMPI_FN amp_result ampi_cuda_##name(__VA_ARGS__, const amp_exec* exec)
+
 /* `bytes` zero bytes at p, written in the stream's order. */
-AMPI_FN amp_result ampi_cuda_zero(void* p, size_t bytes, const amp_exec* exec) {
+AMPI_CUDA(zero, void* p, size_t bytes) {
     return ampi_cuda_check(exec, "amp_cuda: zero",
         cudaMemsetAsync(p, 0, bytes, ampi_cuda_stream(exec)));
 }
 
 /* A batch "on the device" may lie in pinned memory: the kind of copy follows from the addresses. */
-AMPI_FN amp_result ampi_cuda_copy(void* dst, const void* src, size_t bytes, const amp_exec* exec) {
+AMPI_CUDA(copy, void* dst, const void* src, size_t bytes) {
     if (bytes == 0) return AMP_OK;
     return ampi_cuda_check(exec, "amp_cuda: copy", cudaMemcpyAsync(dst, src, bytes,
         cudaMemcpyDefault, ampi_cuda_stream(exec)));
@@ -625,7 +629,7 @@ AMPI_FN amp_result ampi_cuda_take_buffer(const amp_exec* exec, size_t bytes,
 /* The first `bytes` bytes of a pinned buffer are copied to dst on the stream; buffer->done
    passes after that copy. */
 AMPI_FN amp_result ampi_cuda_send_buffer(const amp_exec* exec, const ampi_cuda_buffer* buffer,
-                                         void* dst, size_t bytes) {
+        void* dst, size_t bytes) {
     cudaStream_t stream = ampi_cuda_stream(exec);
     cudaError_t e = cudaMemcpyAsync(dst, buffer->data, bytes, cudaMemcpyHostToDevice, stream);
     if (e == cudaSuccess) e = cudaEventRecord(buffer->done, stream);
@@ -634,7 +638,7 @@ AMPI_FN amp_result ampi_cuda_send_buffer(const amp_exec* exec, const ampi_cuda_b
 
 /* Types are converted on the host, on the way into pinned memory: the same bits, and the bus
    carries the narrower one. */
-AMPI_FN amp_result ampi_cuda_upload(amp_ref dst, amp_ref host, size_t n, const amp_exec* exec) {
+AMPI_CUDA(upload, amp_ref dst, amp_ref host, size_t n) {
     size_t bytes = n * amp_dtype_size(dst.dtype);
     ampi_cuda_buffer* buffer;
     if (n == 0) return AMP_OK;
@@ -645,8 +649,7 @@ AMPI_FN amp_result ampi_cuda_upload(amp_ref dst, amp_ref host, size_t n, const a
 
 /* A copy of `bytes` bytes from host to device by way of a pinned buffer: the host may change
    its memory at once. */
-AMPI_FN amp_result ampi_cuda_copy_in(void* dst, const void* host, size_t bytes,
-        const amp_exec* exec) {
+AMPI_CUDA(copy_in, void* dst, const void* host, size_t bytes) {
     ampi_cuda_buffer* buffer;
     if (bytes == 0) return AMP_OK;
     AMPI_TRY(ampi_cuda_take_buffer(exec, bytes, &buffer));
@@ -655,8 +658,7 @@ AMPI_FN amp_result ampi_cuda_copy_in(void* dst, const void* host, size_t bytes,
 }
 
 /* These two wait. */
-AMPI_FN amp_result ampi_cuda_copy_out(void* host, const void* src, size_t bytes,
-        const amp_exec* exec) {
+AMPI_CUDA(copy_out, void* host, const void* src, size_t bytes) {
     if (bytes == 0) return AMP_OK;
     AMPI_TRY(ampi_cuda_check(exec, "amp_cuda: copy to the host", cudaMemcpyAsync(host, src, bytes,
         cudaMemcpyDeviceToHost, ampi_cuda_stream(exec))));
@@ -665,7 +667,7 @@ AMPI_FN amp_result ampi_cuda_copy_out(void* host, const void* src, size_t bytes,
 
 /* n elements from the device, of type host_dtype; the conversion is done on the host.
    The call waits for the stream. */
-AMPI_FN amp_result ampi_cuda_download(amp_ref host, amp_ref src, size_t n, const amp_exec* exec) {
+AMPI_CUDA(download, amp_ref host, amp_ref src, size_t n) {
     size_t bytes = n * amp_dtype_size(src.dtype);
     ampi_cuda_buffer* buffer;
     if (ampi_dtype_or_f32(host.dtype) == ampi_dtype_or_f32(src.dtype))
@@ -734,7 +736,7 @@ static cudaError_t ampi_cuda_launch_clusters(const amp_exec* exec, void (*kernel
 /* A launch without clusters: each block has its shared memory to itself. */
 template <typename... P, typename... A>
 static amp_result ampi_cuda_launch(const amp_exec* exec, const char* place, void (*kernel)(P...),
-                                   dim3 grid, dim3 block, size_t shared, A... args) {
+        dim3 grid, dim3 block, size_t shared, A... args) {
     return ampi_cuda_check(exec, place, ampi_cuda_launch_clusters(exec, kernel, grid, block,
         shared, 1, args...));
 }
@@ -784,7 +786,7 @@ AMPI_FN amp_result ampi_cuda_check_memory(const amp_exec* exec, const char* op, 
 /* Memory that a kernel cannot reach is refused, the workspace too; in a model the pointers are the
    model's own. */
 AMPI_FN amp_result ampi_cuda_check_pointer(const amp_exec* exec, const char* op, const char* name,
-                                           const void* p) {
+        const void* p) {
     const amp_cuda* c = ampi_cuda_context(exec);
     if (c && c->trusted) return AMP_OK;
     if (p) AMPI_TRY(ampi_cuda_check_memory(exec, op, name, p));
@@ -794,15 +796,22 @@ AMPI_FN amp_result ampi_cuda_check_pointer(const amp_exec* exec, const char* op,
 
 /* ampi_check_operands, and that all is memory of the device. */
 AMPI_FN amp_result ampi_cuda_check_operands(const amp_exec* exec, const char* op, size_t n,
-                                            const ampi_argument* list, size_t count) {
+        const ampi_argument* list, size_t count) {
     AMPI_TRY(ampi_check_operands(exec, op, n, list, count));
     for (size_t i = 0; n > 0 && i < count; i++)
         AMPI_TRY(ampi_cuda_check_pointer(exec, op, list[i].name, list[i].data));
     return AMP_OK;
 }
 
-#define AMPI_CUDA_CHECK(exec, op, n, list) \
-    ampi_cuda_check_operands(exec, op, n, list, sizeof(list) / sizeof((list)[0]))
+/* An operand as kernels take it: its address and its type. */
+template <typename P>
+static void ampi_cuda_take(P* data, amp_dtype* dtype, amp_ref from) {
+    *data = from.data;
+    *dtype = ampi_dtype_or_f32(from.dtype);
+}
+
+#define AMPI_CUDA_CHECK(op, n, list) \
+    AMPI_TRY(ampi_cuda_check_operands(exec, op, n, list, AMPI_LENGTH(list)))
 
 /* The workspace if it holds that many bytes from the next multiple of 16 on, else NULL. */
 AMPI_FN void* ampi_cuda_scratch(const amp_exec* exec, size_t bytes) {
@@ -1514,17 +1523,14 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_convert_with(am
 AMPI_FN amp_result ampi_cuda_convert_check(amp_ref dst, amp_ref src, size_t n,
         const amp_convert_desc* d, const amp_exec* exec) {
     const char* op = "amp_cuda_convert";
-    const ampi_argument list[] = { AMPI_ARG(dst, AMPI_NULL, n),
-                                   AMPI_ARG(src, AMPI_NULL, n),
-                                   { "desc.saturated", d->saturated, AMP_F32, AMPI_NULL,
-                                       AMPI_FLAT(2) } };
+    const ampi_argument list[] = { AMPI_ARG(dst, AMPI_NULL, n), AMPI_ARG(src, AMPI_NULL, n),
+        { "desc.saturated", d->saturated, AMP_F32, AMPI_NULL, AMPI_FLAT(2) } };
     const ampi_convert_job job = ampi_convert_job_of(dst, src, d);
     AMPI_TRY(ampi_convert_check(&job, n, n, 1, n));
-    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
-    if (dst.data == src.data && job.to != job.from && n > 0)
-        return ampi_fail(d->logger, AMP_ERR_ARGUMENT,
-                         "%s: in place from %s to %s: the sizes differ", op,
-                         amp_dtype_name(src.dtype), amp_dtype_name(dst.dtype));
+    AMPI_CUDA_CHECK(op, n, list);
+    AMPI_REFUSE_WITH(d->logger, dst.data == src.data && job.to != job.from && n > 0,
+        AMP_ERR_ARGUMENT, "%s: in place from %s to %s: the sizes differ", op,
+        amp_dtype_name(src.dtype), amp_dtype_name(dst.dtype));
     return AMP_OK;
 }
 
@@ -1540,11 +1546,11 @@ AMP_DEF amp_result amp_cuda_convert_with(amp_ref dst, amp_ref src, size_t n,
     dim3 grid = ampi_cuda_grid(n, AMPI_CUDA_TILE);
     if (!d.saturate && !d.rounding)
         return ampi_cuda_launch(exec, "amp_cuda_convert", ampi_k_convert, grid,
-            dim3(AMPI_CUDA_BLOCK), 0, m);
+            AMPI_CUDA_BLOCK, 0, m);
     ampi_cuda_rounding how = { d.saturate, d.rounding == AMP_ROUND_STOCHASTIC, d.seed, d.offset,
         d.saturated };
-    return ampi_cuda_launch(exec, "amp_cuda_convert", ampi_k_convert_with, grid,
-                            dim3(AMPI_CUDA_BLOCK), 0, m, how);
+    return ampi_cuda_launch(exec, "amp_cuda_convert", ampi_k_convert_with, grid, AMPI_CUDA_BLOCK, 0,
+        m, how);
 }
 
 /* A conversion to nearest even, without desc. */
@@ -1556,10 +1562,10 @@ AMP_DEF amp_result amp_cuda_convert(amp_ref dst, amp_ref src, size_t n, const am
 
 /* y[i] = label i of x as int32; a thread takes one element of each pass of the grid. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_labels(int32_t* y, const void* x,
-                                                                        amp_dtype t, size_t n) {
+        amp_dtype t, size_t n) {
     ampi_ptx_grid_wait();
-    for (size_t i = (size_t)blockIdx.x * blockDim.x
-        + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n;
+        i += (size_t)gridDim.x * blockDim.x)
         y[i] = ampi_label_fit(ampi_label_at(x, t, i));
 }
 
@@ -1567,8 +1573,8 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_labels(int32_t*
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_inputs(ampi_cuda_map m,
         amp_reading how) {
     ampi_ptx_grid_wait();
-    for (size_t i = (size_t)blockIdx.x * blockDim.x
-        + threadIdx.x; i < m.n; i += (size_t)gridDim.x * blockDim.x) {
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < m.n;
+        i += (size_t)gridDim.x * blockDim.x) {
         float v = m.at == AMP_U8    ? (float)((const uint8_t*)m.a)[i]
                   : m.at == AMP_F64 ? (float)((const double*)m.a)[i]
                                     : ampi_d_load(m.a, m.at, i);
@@ -1583,8 +1589,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_inputs(ampi_cud
 }
 
 /* Data of the host is read there, into a pinned buffer. */
-AMPI_FN amp_result ampi_cuda_load(amp_ref dst, amp_ref src, size_t n, int from_host,
-        const amp_reading* how, const amp_exec* exec) {
+AMPI_CUDA(load, amp_ref dst, amp_ref src, size_t n, int from_host, const amp_reading* how) {
     const ampi_cuda_map m = ampi_cuda_map_of(src, AMP_NONE, dst, n);
     const size_t bytes = n * amp_dtype_size(dst.dtype);
     const dim3 grid = ampi_cuda_grid(n, AMPI_CUDA_BLOCK), block(AMPI_CUDA_BLOCK);
@@ -1745,7 +1750,7 @@ AMPI_D void ampi_d_walk_views(ampi_cuda_walk& w, const ampi_cuda_operand& o) {
 
 /* A walk over operand o of batch z starts at this row and this position. */
 AMPI_D void ampi_d_walk_begin(ampi_cuda_walk& w, const ampi_cuda_operand& o, size_t z, size_t row,
-                              size_t position) {
+        size_t position) {
     w.data = (const unsigned char*)o.data + z * o.stride * (o.dtype == AMP_F32 ? 4u : 2u);
     w.row = ampi_d_digits_of(row, o.kernel_h, o.kernel_w);
     w.position = ampi_d_digits_of(position, o.rows, o.cols);
@@ -1761,7 +1766,7 @@ AMPI_D void ampi_d_walk_tile(V (&v)[N], ampi_cuda_walk& w, const ampi_cuda_opera
             + (int)row.low * o.step_w);
         size_t at = row.high * o.channel_stride + offset;
         ampi_d_take(v[u], w.data, o.dtype, ampi_d_inside(o, row, w.view[0]), at + w.view[0].at,
-                    ampi_d_inside(o, row, w.view[1]), at + w.view[1].at);
+            ampi_d_inside(o, row, w.view[1]), at + w.view[1].at);
         ampi_d_step(row, o.row_step, o.kernel_h, o.kernel_w);
     }
     if (o.along_k) {
@@ -1905,7 +1910,7 @@ AMPI_D void ampi_d_activation8(float (&v)[8], int f) {
 /* v = alpha * sum + beta * C (or + bias, or both), rounded as on the CPU: one product, then
    fused. */
 AMPI_D void ampi_d_epilogue8_at(const ampi_cuda_product& p, const ampi_cuda_place& c, size_t z,
-                                size_t i, float (&v)[8]) {
+        size_t i, float (&v)[8]) {
     float add[8];
     for (int l = 0; l < 8; l++)
         v[l] = p.k == 0 ? (p.beta != 0.0f ? -0.0f : 0.0f)
@@ -1931,7 +1936,7 @@ AMPI_D void ampi_d_epilogue8(const ampi_cuda_product& p, size_t z, size_t i, siz
 
 /* Eight sums of product z: into C, or as part of a piece. */
 AMPI_D void ampi_d_deliver8(const ampi_cuda_product& p, uint32_t z, uint32_t piece, size_t i,
-                            size_t j, float (&v)[8]) {
+        size_t j, float (&v)[8]) {
     if (i >= p.m || j >= p.n) return;
     if (p.pieces == 1) {
         ampi_d_epilogue8(p, z, i, j, v);
@@ -1995,7 +2000,7 @@ enum { AMPI_CUDA_PLAIN = 64, AMPI_CUDA_PLAIN_DEPTH = 16, AMPI_CUDA_PLAIN_LD = 68
 
 /* A thread's first pair of a tile of x by depth: its stored row and its position in the tile. */
 AMPI_D void ampi_d_first_pair(const ampi_cuda_operand& o, uint32_t x, uint32_t depth, uint32_t* row,
-                              uint32_t* position) {
+        uint32_t* position) {
     uint32_t pairs = (o.along_k ? depth : x) / 2;
     *row = threadIdx.x / pairs;
     *position = threadIdx.x % pairs * 2;
@@ -2004,7 +2009,7 @@ AMPI_D void ampi_d_first_pair(const ampi_cuda_operand& o, uint32_t x, uint32_t d
 /* The walk of this thread for a tile: `width` rows or columns from x on, `depth` steps of k from
    k on. */
 AMPI_D void ampi_d_walk_tile_begin(ampi_cuda_walk& w, const ampi_cuda_operand& o, size_t z,
-                                   size_t x, size_t k, uint32_t width, uint32_t depth) {
+        size_t x, size_t k, uint32_t width, uint32_t depth) {
     uint32_t row, position;
     ampi_d_first_pair(o, width, depth, &row, &position);
     ampi_d_walk_begin(w, o, z, (o.along_k ? x : k) + row, (o.along_k ? k : x) + position);
@@ -2108,7 +2113,7 @@ AMPI_D float ampi_d_narrow_sum(const ampi_cuda_product& p, size_t i, size_t j, u
     for (size_t q = lane; q < p.k; q += p.steps)
         sum = ampi_fma(1, BF16 ? ampi_float((uint32_t)a[q * a_step] << 16)
             : ampi_ptx_f32_from_f16(a[q * a_step]), BF16 ? ampi_float((uint32_t)b[q * b_step] << 16)
-                       : ampi_ptx_f32_from_f16(b[q * b_step]), sum);
+            : ampi_ptx_f32_from_f16(b[q * b_step]), sum);
     return sum;
 }
 
@@ -2230,7 +2235,7 @@ AMPI_D void ampi_d_feed_chunks(ampi_cuda_feed& f, const ampi_cuda_operand& o, ui
     const uint32_t below = o.along_k ? X / 2 : AMPI_CUDA_DEPTH / 2;
     for (uint32_t u = 0; u < 2; u++)
         ampi_d_chunk(f.held + 2 * u, stage + f.at + u * 16 * X, f.from + u * o.chunk_below,
-                     f.position < o.cols && f.row + u * below < o.channels);
+            f.position < o.cols && f.row + u * below < o.channels);
     f.from += o.chunk_step;
     if (o.along_k) f.position += AMPI_CUDA_DEPTH;
     else f.row += AMPI_CUDA_DEPTH;
@@ -2298,7 +2303,7 @@ AMPI_D void ampi_d_multiply_as(float (&sum)[X / 32][4][4], const uint16_t* stage
    choice costs a few instructions beside a hundred, and there are eight of them. */
 template <int X, int BF16>
 AMPI_D void ampi_d_multiply_type(float (&sum)[X / 32][4][4], const ampi_cuda_product& p,
-                                 const uint16_t* stage, uint32_t a_at, uint32_t b_at) {
+        const uint16_t* stage, uint32_t a_at, uint32_t b_at) {
     if (p.a.along_k) {
         if (p.b.along_k) ampi_d_multiply_as<X, 1, 1, BF16>(sum, stage, a_at, b_at);
         else ampi_d_multiply_as<X, 1, 0, BF16>(sum, stage, a_at, b_at);
@@ -2311,7 +2316,7 @@ AMPI_D void ampi_d_multiply_type(float (&sum)[X / 32][4][4], const ampi_cuda_pro
 /* ampi_d_multiply_type for the type of p's operands. */
 template <int X>
 AMPI_D void ampi_d_multiply(float (&sum)[X / 32][4][4], const ampi_cuda_product& p,
-                            const uint16_t* stage, uint32_t a_at, uint32_t b_at) {
+        const uint16_t* stage, uint32_t a_at, uint32_t b_at) {
 #if __CUDA_ARCH__ >= 800
     if (p.bf16) { ampi_d_multiply_type<X, 1>(sum, p, stage, a_at, b_at); return; }
 #endif
@@ -2349,8 +2354,8 @@ AMPI_D void ampi_d_mma_deliver(const ampi_cuda_product& p, float (&sum)[X / 32][
 /* Two tiles are under way while one is multiplied. The barrier of a step says two things: its tile
    has arrived for all, and the stage of the step before is free. */
 template <int X, bool PLACES>
-static __global__ void __launch_bounds__(2 * X,
-        PLACES ? 1 : 256 / X) ampi_k_gemm_mma(ampi_cuda_product p) {
+static __global__ void __launch_bounds__(2 * X, PLACES ? 1 : 256 / X)
+        ampi_k_gemm_mma(ampi_cuda_product p) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(uint16_t, shared);
     const uint32_t half = X * AMPI_CUDA_DEPTH, ahead = AMPI_CUDA_STAGES - 1,
@@ -2511,7 +2516,7 @@ AMPI_D void ampi_d_hopper_fetch(const CUtensorMap* map, const ampi_cuda_operand&
 /* The copy engine fetches one stage: boxes of A and B, AMPI_HOPPER_DEPTH of k. */
 template <int N>
 AMPI_D void ampi_d_hopper_fill(const ampi_cuda_hopper& h, const ampi_hopper_pipeline& pipe,
-                               const ampi_hopper_tile& t, uint32_t step) {
+        const ampi_hopper_tile& t, uint32_t step) {
     unsigned char* stage = pipe.stages + pipe.stage * ampi_hopper<N>::STAGE_BYTES;
     uint64_t* full = pipe.full + pipe.stage;
     const uint32_t k = (t.from + step) * AMPI_HOPPER_DEPTH;
@@ -2585,7 +2590,7 @@ AMPI_D void ampi_d_hopper_sum(float (&sum)[N / 2], ampi_hopper_pipeline& pipe, u
 /* The flags of wgmma are part of the instruction: eight loops, one of which runs. */
 template <int N, int BF16>
 AMPI_D void ampi_d_hopper_sum_type(float (&sum)[N / 2], const ampi_cuda_hopper& h,
-                                   ampi_hopper_pipeline& pipe, uint32_t steps) {
+        ampi_hopper_pipeline& pipe, uint32_t steps) {
     if (h.p.a.along_k) {
         if (h.p.b.along_k) ampi_d_hopper_sum<N, 0, 0, BF16>(sum, pipe, steps);
         else ampi_d_hopper_sum<N, 0, 1, BF16>(sum, pipe, steps);
@@ -2602,7 +2607,7 @@ AMPI_D void ampi_d_hopper_sum_type(float (&sum)[N / 2], const ampi_cuda_hopper& 
 
 /* Eight sums of a warp's slice of 32 columns, which begin at column `first` of the tile. */
 AMPI_D void ampi_d_hopper_eight(const ampi_cuda_product& p, const ampi_hopper_tile& t,
-                                const float* slice, uint32_t row, uint32_t column, uint32_t first) {
+        const float* slice, uint32_t row, uint32_t column, uint32_t first) {
     const float4* from = (const float4*)(slice + row * AMPI_CUDA_SLICE_LD + column);
     const float4 low = from[0], high = from[1];
     const size_t i = (size_t)t.i + row, j = (size_t)t.j + first + column;
@@ -2621,7 +2626,7 @@ AMPI_D void ampi_d_hopper_eight(const ampi_cuda_product& p, const ampi_hopper_ti
    row. */
 template <int N>
 AMPI_D void ampi_d_hopper_deliver(const ampi_cuda_product& p, const float (&sum)[N / 2],
-                                  const ampi_hopper_tile& t, float* slice) {
+        const ampi_hopper_tile& t, float* slice) {
     const uint32_t lane = threadIdx.x % 32, column = lane % 4 * 8;
     float* corner = slice + lane / 4 * AMPI_CUDA_SLICE_LD + lane % 4 * 2;
     AMPI_ROLLED
@@ -2682,7 +2687,7 @@ AMPI_D void ampi_d_hopper_deliver_groups(const ampi_cuda_product& p, const ampi_
 /* Blocks of a cluster exchange their sums of a tile; each finishes its share of the columns. */
 template <int N>
 AMPI_D void ampi_d_hopper_share(const ampi_cuda_product& p, const float (&sum)[N / 2],
-                                const ampi_hopper_tile& t, unsigned char* exchange, float* slice) {
+        const ampi_hopper_tile& t, unsigned char* exchange, float* slice) {
     const uint32_t rank = blockIdx.x % p.pieces;
     unsigned char* fours = exchange + (threadIdx.x - 128) * 16;
     ampi_ptx_group_sync(3, 256);                    /* both warpgroups have left the stages */
@@ -2721,7 +2726,7 @@ AMPI_D float2 ampi_d_hopper_bias2(const ampi_cuda_product& p, uint32_t z, uint32
 /* The two sums of row e%2 and columns 8*block + 2*(lane%4), after the epilogue; `block` counts from
    the bias' first column. */
 AMPI_D float2 ampi_d_hopper_pair(const ampi_cuda_product& p, const float* sum, uint32_t e,
-                                 uint32_t block, const float2& bias) {
+        uint32_t block, const float2& bias) {
     float x = e % 2 ? bias.y : bias.x, y = x;
     if (p.bias && !p.bias_per_row) {
         x = __shfl_sync(0xffffffffu, bias.x, 4 * block + threadIdx.x % 4);
@@ -2733,7 +2738,7 @@ AMPI_D float2 ampi_d_hopper_pair(const ampi_cuda_product& p, const float* sum, u
 /* Pair i of a lane's numbers. RAW: they are the sums. */
 template <int RAW>
 AMPI_D float2 ampi_d_hopper_numbers(const ampi_cuda_product& p, const float* sum, uint32_t i,
-                                    uint32_t block, const float2& bias) {
+        uint32_t block, const float2& bias) {
     return RAW ? make_float2(sum[0], sum[1]) : ampi_d_hopper_pair(p, sum, i, block, bias);
 }
 
@@ -2768,7 +2773,7 @@ AMPI_D void ampi_d_hopper_halves(uint32_t (&r)[16], const ampi_cuda_product& p, 
    four 8 x 8 matrices each. */
 template <int BF16, int RAW>
 AMPI_D void ampi_d_hopper_put_halves(unsigned char* rows, const ampi_cuda_product& p,
-                                     const float* sum, const float2& bias) {
+        const float* sum, const float2& bias) {
     const uint32_t lane = threadIdx.x % 32;
     uint32_t r[16];
     ampi_d_hopper_halves<BF16, RAW>(r, p, sum, bias);
@@ -2784,7 +2789,7 @@ AMPI_D void ampi_d_hopper_put_halves(unsigned char* rows, const ampi_cuda_produc
    block. */
 template <int RAW>
 AMPI_D void ampi_d_hopper_put_floats(unsigned char* rows, const ampi_cuda_product& p,
-                                     const float* sum, const float2& bias, uint32_t first) {
+        const float* sum, const float2& bias, uint32_t first) {
     const uint32_t lane = threadIdx.x % 32, row = lane / 4, chunk = lane % 4 / 2,
         inside = lane % 2 * 8;
     float2 v[8];
@@ -2808,7 +2813,7 @@ AMPI_D void ampi_d_hopper_put_floats(unsigned char* rows, const ampi_cuda_produc
    barrier: the box has been read; the second: it has been written. */
 template <int N, amp_dtype TYPE, int RAW>
 AMPI_D void ampi_d_hopper_store(const ampi_cuda_hopper& h, const float (&sum)[N / 2],
-                                const ampi_hopper_tile& t, unsigned char* out, uint32_t& next_box) {
+        const ampi_hopper_tile& t, unsigned char* out, uint32_t& next_box) {
     const uint32_t top = threadIdx.x % 128 / 32 * 16, group = ampi_d_warpgroup(),
         width = TYPE == AMP_F32 ? 32 : 64;
     float2 bias = {};
@@ -2965,7 +2970,7 @@ AMPI_FN ampi_cuda_operand ampi_cuda_operand_of(const ampi_operand* v, size_t sid
         size_t stride) {
     const size_t rows = v->along_k ? side : k, length = v->along_k ? k : side;
     ampi_cuda_operand o;
-    memset(&o, 0, sizeof o);
+    AMPI_CLEAR(o);
     o.data = v->data;
     o.stride = stride;
     o.dtype = v->dtype;
@@ -2984,7 +2989,7 @@ AMPI_FN ampi_cuda_product ampi_cuda_product_of(const ampi_product* s,
         const ampi_cuda_batch* batch) {
     const ampi_epilogue* c = &s->c;
     ampi_cuda_product p;
-    memset(&p, 0, sizeof p);
+    AMPI_CLEAR(p);
     p.m = s->m; p.n = s->n; p.k = s->k;
     p.batch = batch->count;
     p.a = ampi_cuda_operand_of(&s->a, s->m, s->k, batch->a);
@@ -3200,14 +3205,14 @@ AMPI_FN amp_result ampi_cuda_launch_cut(const amp_exec* exec, const char* op,
     ampi_cuda_set_steps(&p->a, cut->side, depth, threads);
     ampi_cuda_set_steps(&p->b, cut->side, depth, threads);
     return ampi_cuda_launch(exec, op, kernel, dim3(p->tiles_m * p->tiles_n, (unsigned)p->batch,
-                            p->pieces), dim3(threads), shared, *p);
+        p->pieces), threads, shared, *p);
 }
 
 /* C by ampi_k_gemm_plain. */
 AMPI_FN amp_result ampi_cuda_run_plain(const amp_exec* exec, const char* op, ampi_cuda_product* p) {
     ampi_cuda_cut cut = ampi_cuda_cut_of(AMPI_CUDA_PLAIN, AMPI_CUDA_PLAIN_DEPTH, p->m, p->n, p->k);
     return ampi_cuda_launch_cut(exec, op, ampi_k_gemm_plain, p, &cut, AMPI_CUDA_PLAIN_DEPTH,
-                                AMPI_CUDA_BLOCK, 4 * AMPI_CUDA_PLAIN_TILE * sizeof(float));
+        AMPI_CUDA_BLOCK, 4 * AMPI_CUDA_PLAIN_TILE * sizeof(float));
 }
 
 /* The second pass over a sum that was cut. */
@@ -3215,8 +3220,8 @@ AMPI_FN amp_result ampi_cuda_add_pieces(const amp_exec* exec, const char* op,
         const ampi_cuda_product* p) {
     if (p->pieces == 1) return AMP_OK;
     size_t blocks = ampi_cuda_parts(p->batch * p->m * ((p->n + 7) / 8), AMPI_CUDA_PIECES_EIGHTS);
-    return ampi_cuda_launch(exec, op, ampi_k_gemm_pieces, dim3((unsigned)blocks),
-                            dim3(AMPI_CUDA_BLOCK), AMPI_CUDA_BLOCK * sizeof(float), *p);
+    return ampi_cuda_launch(exec, op, ampi_k_gemm_pieces, (unsigned)blocks, AMPI_CUDA_BLOCK,
+        AMPI_CUDA_BLOCK * sizeof(float), *p);
 }
 
 /* A stage holds a tile of A and one of B. */
@@ -3274,8 +3279,8 @@ AMPI_FN int ampi_cuda_tensor_map(CUtensorMap* map, const void* data, amp_dtype t
         : t == AMP_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
     const ampi_cuda_encoder encode = ampi_cuda_find_encoder();
     return encode && encode(map, type, 3, ampi_mutable(data), sides, bytes, box, every,
-                            CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                            CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
+        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
                             == CUDA_SUCCESS;
 }
 
@@ -3283,7 +3288,7 @@ AMPI_FN int ampi_cuda_tensor_map(CUtensorMap* map, const void* data, amp_dtype t
 AMPI_FN int ampi_cuda_operand_map(CUtensorMap* map, const ampi_cuda_operand* o, size_t batch,
         uint32_t tile) {
     return ampi_cuda_tensor_map(map, o->data, o->dtype, o->cols, o->channels, o->channel_stride,
-                                batch, o->stride, o->along_k ? tile : (uint32_t)AMPI_HOPPER_DEPTH);
+        batch, o->stride, o->along_k ? tile : (uint32_t)AMPI_HOPPER_DEPTH);
 }
 
 /* The copy engine takes C where it is only written, in aligned rows, and f is simple. It clips what
@@ -3336,8 +3341,8 @@ AMPI_FN cudaError_t ampi_cuda_launch_hopper(const amp_exec* exec, const ampi_cud
     cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
         AMPI_HOPPER_SHARED);
     if (e != cudaSuccess) return e;
-    return ampi_cuda_launch_clusters(exec, kernel, dim3(clusters * h->p.pieces),
-        dim3(AMPI_HOPPER_THREADS), AMPI_HOPPER_SHARED, h->p.pieces, *h);
+    return ampi_cuda_launch_clusters(exec, kernel, clusters * h->p.pieces,
+        AMPI_HOPPER_THREADS, AMPI_HOPPER_SHARED, h->p.pieces, *h);
 }
 
 /* Returns 0 where the product is left to another kernel. A part of a GPU (MIG, MPS) may have no
@@ -3387,13 +3392,13 @@ AMPI_FN amp_result ampi_cuda_run_narrow(const amp_exec* exec, const char* op,
     while (p->steps < 32 && p->k > AMPI_CUDA_NARROW * (size_t)p->steps) p->steps *= 2;
     blocks = ampi_cuda_parts(p->m * p->n * p->steps, AMPI_CUDA_BLOCK);
     return ampi_cuda_launch(exec, op, p->a.dtype == AMP_BF16 ? ampi_k_gemm_narrow<1>
-        : ampi_k_gemm_narrow<0>, dim3((unsigned)blocks, (unsigned)p->batch), dim3(AMPI_CUDA_BLOCK),
+        : ampi_k_gemm_narrow<0>, dim3((unsigned)blocks, (unsigned)p->batch), AMPI_CUDA_BLOCK,
         0, *p);
 }
 
 /* Here a kernel is chosen. */
 AMPI_FN amp_result ampi_cuda_product_launch(const amp_exec* exec, const char* op,
-                                            const ampi_product* s, ampi_cuda_product p) {
+        const ampi_product* s, ampi_cuda_product p) {
     amp_result r;
     if (!ampi_cuda_on_tensor_cores(p.a.dtype, p.b.dtype)) return ampi_cuda_run_plain(exec, op, &p);
     if (ampi_cuda_is_narrow(&p, s)) return ampi_cuda_run_narrow(exec, op, &p);
@@ -3449,7 +3454,7 @@ AMPI_FN int ampi_cuda_blas_offers(const ampi_product* s, const ampi_cuda_batch* 
 /* A product with a bias or an activation that the Hopper kernel takes along; cuBLAS needs a launch
    for each. */
 AMPI_FN int ampi_cuda_hopper_has_epilogue(const ampi_product* s, const ampi_cuda_batch* batch,
-                                          amp_cuda_epilogue epilogue) {
+        amp_cuda_epilogue epilogue) {
     const ampi_cuda_product p = ampi_cuda_product_of(s, batch);
     return (s->c.bias || epilogue) && ampi_cuda_on_tensor_cores(s->a.dtype, s->b.dtype)
         && ampi_cuda_hopper_takes(&p);
@@ -3461,7 +3466,7 @@ AMPI_FN int ampi_cuda_hopper_has_epilogue(const ampi_product* s, const ampi_cuda
    and take bias and rounding along. It never gets the work of an exec with a stream of its own: its
    handle, with the workspace, is bound to the context's. */
 AMPI_FN int ampi_cuda_blas_wanted(const amp_exec* exec, const ampi_product* s,
-                                  const ampi_cuda_batch* batch, amp_cuda_epilogue epilogue) {
+        const ampi_cuda_batch* batch, amp_cuda_epilogue epilogue) {
     amp_cuda* c = ampi_cuda_context(exec);
     amp_cuda_gemm_engine engine = ampi_cuda_engine(c);
     double work = (double)s->m * (double)s->n * (double)s->k * (double)batch->count;
@@ -3478,7 +3483,7 @@ AMPI_FN cudaDataType ampi_cuda_blas_type(amp_dtype t) {
 
 /* cuBLAS's matrices are transposed ones to us: C^T = B^T * A^T. Sums of pieces stay in FP32. */
 AMPI_FN cublasStatus_t ampi_cuda_blas_call(cublasHandle_t blas, const ampi_product* s,
-                                           const ampi_cuda_batch* batch, float beta) {
+        const ampi_cuda_batch* batch, float beta) {
     const ampi_operand *a = &s->a, *b = &s->b;
     const ampi_epilogue* c = &s->c;
     cudaDataType in = ampi_cuda_blas_type(a->dtype), out = ampi_cuda_blas_type(c->dtype);
@@ -3494,7 +3499,7 @@ AMPI_FN cublasStatus_t ampi_cuda_blas_call(cublasHandle_t blas, const ampi_produ
 
 /* C by cuBLAS; biases are written first, by a kernel of our own, and cuBLAS adds to them. */
 AMPI_FN amp_result ampi_cuda_product_blas(const amp_exec* exec, const char* op,
-                                          const ampi_product* s, const ampi_cuda_batch* batch) {
+        const ampi_product* s, const ampi_cuda_batch* batch) {
     const float beta = s->c.bias ? 1.0f : s->c.beta;
     ampi_product bias = *s;
     bias.k = 0;
@@ -3506,7 +3511,7 @@ AMPI_FN amp_result ampi_cuda_product_blas(const amp_exec* exec, const char* op,
 }
 
 AMPI_FN int ampi_cuda_by_blas(const amp_exec* exec, const ampi_product* s,
-                              const ampi_cuda_batch* batch, amp_cuda_epilogue epilogue) {
+        const ampi_cuda_batch* batch, amp_cuda_epilogue epilogue) {
     return ampi_cuda_blas_wanted(exec, s, batch, epilogue) && ampi_cuda_blas_offers(s, batch);
 }
 
@@ -3555,7 +3560,7 @@ AMPI_FN amp_result ampi_cuda_product_one(const amp_exec* exec, const char* op,
 
 /* What amp_gemm has no need to check. */
 AMPI_FN amp_result ampi_cuda_check_desc(const amp_cuda_gemm_desc* d, const amp_gemm_shape* s,
-                                        const amp_logger* logger, const char* op) {
+        const amp_logger* logger, const char* op) {
     const ampi_argument bias = { "bias", d->bias, d->bias_dtype, AMPI_IN,
         AMPI_FLAT(d->bias_per_row ? s->m : s->n) };
     AMPI_REFUSE_CALL((unsigned)d->epilogue > AMP_CUDA_EPILOGUE_GELU_TANH
@@ -3589,8 +3594,7 @@ AMP_DEF amp_result amp_cuda_gemm_with(const amp_gemm_shape* shape, float alpha, 
 }
 
 /* The table's gemm. */
-AMPI_FN amp_result ampi_cuda_gemm(const amp_gemm_shape* s, float alpha, amp_ref a, amp_ref b,
-        float beta, amp_ref c, const amp_exec* exec) {
+AMPI_CUDA(gemm, const amp_gemm_shape* s, float alpha, amp_ref a, amp_ref b, float beta, amp_ref c) {
     return amp_cuda_gemm_with(s, alpha, a, b, beta, c, NULL, exec);
 }
 
@@ -3658,17 +3662,17 @@ AMPI_D void ampi_d_bias_end(const ampi_cuda_bias_sum& s, const double* parts, do
 
 /* Parts of db[blockIdx.x] over images and pixels, one part a warp at a time; without memory for
    parts db itself. */
-static __global__ void __launch_bounds__(32
-        * AMPI_CUDA_BIAS_WARPS) ampi_k_bias_planes(ampi_cuda_bias_sum s) {
+static __global__ void __launch_bounds__(32 * AMPI_CUDA_BIAS_WARPS)
+        ampi_k_bias_planes(ampi_cuda_bias_sum s) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
     const size_t all = s.n * ((s.pixels + 7) / 8), warps = blockDim.x / 32;
     double* parts = s.parts ? s.parts + blockIdx.x * s.count : shared + 32;
-    for (size_t part = blockIdx.y * warps + threadIdx.x / 32; part
-        < s.count; part += gridDim.y * warps) {
+    for (size_t part = blockIdx.y * warps + threadIdx.x / 32; part < s.count;
+        part += gridDim.y * warps) {
         double sum[1] = { 0.0 };
-        for (size_t q = part * AMPI_CUDA_BIAS_CHUNK + threadIdx.x % 32; q
-            < all; q += s.count * AMPI_CUDA_BIAS_CHUNK)
+        for (size_t q = part * AMPI_CUDA_BIAS_CHUNK + threadIdx.x % 32; q < all;
+            q += s.count * AMPI_CUDA_BIAS_CHUNK)
             sum[0] += ampi_d_bias_chunk(s, blockIdx.x, q);
         ampi_d_warp_sum(sum);
         if (threadIdx.x % 32 == 0) parts[part] = sum[0];
@@ -3767,83 +3771,61 @@ AMPI_FN amp_result ampi_cuda_bias_planes(const amp_exec* exec, const char* op,
     const unsigned threads = s.count <= AMPI_CUDA_BLOCK / 32 ? AMPI_CUDA_BLOCK
         : 32 * AMPI_CUDA_BIAS_WARPS;
     AMPI_TRY(ampi_cuda_launch(exec, op, ampi_k_bias_planes, dim3((unsigned)s.outputs, blocks),
-        dim3(threads), AMPI_CUDA_BIAS_SHARED, s));
+        threads, AMPI_CUDA_BIAS_SHARED, s));
     if (!s.parts) return AMP_OK;
-    return ampi_cuda_launch(exec, op, ampi_k_bias_parts, dim3((unsigned)s.outputs),
-                            dim3(AMPI_CUDA_BLOCK), AMPI_CUDA_BLOCK / 32 * sizeof(double), s);
+    return ampi_cuda_launch(exec, op, ampi_k_bias_parts, (unsigned)s.outputs, AMPI_CUDA_BLOCK,
+        AMPI_CUDA_BLOCK / 32 * sizeof(double), s);
 }
 
 /* db[outputs] = sums of dy[n, outputs, pixels], or += if accumulate. */
 AMPI_FN amp_result ampi_cuda_bias_grad(const amp_exec* exec, const char* op, amp_ref dy,
         amp_ref db, int accumulate, size_t n, size_t outputs, size_t pixels) {
     ampi_cuda_bias_sum s = { dy.data, ampi_dtype_or_f32(dy.dtype), db.data,
-                             ampi_dtype_or_f32(db.dtype), n, outputs, pixels, accumulate, 0, NULL };
+        ampi_dtype_or_f32(db.dtype), n, outputs, pixels, accumulate, 0, NULL };
     if (outputs == 0) return AMP_OK;
     if (pixels > 1) return ampi_cuda_bias_planes(exec, op, s);
     const unsigned blocks = (unsigned)ampi_cuda_parts(outputs, AMPI_CUDA_BIAS_COLUMNS);
-    return ampi_cuda_launch(exec, op, ampi_k_bias_columns, dim3(blocks), dim3(AMPI_CUDA_BIAS_BLOCK),
-                            AMPI_CUDA_BIAS_BLOCK * sizeof(double), s);
+    return ampi_cuda_launch(exec, op, ampi_k_bias_columns, blocks, AMPI_CUDA_BIAS_BLOCK,
+        AMPI_CUDA_BIAS_BLOCK * sizeof(double), s);
 }
 
 /* --- dense layer --- */
 
-/* Refuses memory that kernels cannot reach, in the order of the names. */
-AMPI_FN amp_result ampi_cuda_check_pointers(const amp_exec* exec, const char* op,
-        const char* const* names, const void* const* pointers, int count) {
-    for (int i = 0; i < count; i++)
+/* Refuses memory of a layer's operands that kernels cannot reach. A backward call reads x for dw
+   alone, and w for dx alone. */
+AMPI_FN amp_result ampi_cuda_check_layer(const amp_exec* exec, const char* op,
+        const ampi_layer_refs* t, int backward) {
+    const char* const names[] = { "x", "w", "b", backward ? "dy" : "y", "dx", "dw", "db" };
+    const void* const pointers[] = { backward && !t->dw.data ? NULL : t->x.data,
+        backward && !t->dx.data ? NULL : t->w.data, t->b.data, t->y.data, t->dx.data, t->dw.data,
+        t->db.data };
+    for (size_t i = 0; i < AMPI_LENGTH(names); i++)
         AMPI_TRY(ampi_cuda_check_pointer(exec, op, names[i], pointers[i]));
     return AMP_OK;
 }
 
-/* The operands of a layer's forward and backward pass; those that are not used are NULL. */
-AMPI_FN amp_result ampi_cuda_check_forward(const amp_exec* exec, const char* op, const void* x,
-                                           const void* w, const void* b, const void* y) {
-    const char* const names[] = { "x", "w", "b", "y" };
-    const void* const pointers[] = { x, w, b, y };
-    return ampi_cuda_check_pointers(exec, op, names, pointers, 4);
-}
-
-/* Refuses bad memory of a layer's backward call: x counts for dw alone, w for dx alone. */
-AMPI_FN amp_result ampi_cuda_check_backward(const amp_exec* exec, const char* op, const void* dy,
-        const void* x, const void* w, const void* dx, const void* dw, const void* db) {
-    const char* const names[] = { "dy", "x", "w", "dx", "dw", "db" };
-    const void* const pointers[] = { dy, dw ? x : NULL, dx ? w : NULL, dx, dw, db };
-    return ampi_cuda_check_pointers(exec, op, names, pointers, 6);
-}
-
-/* The table's linear_forward: one product. */
-AMPI_FN amp_result ampi_cuda_linear_forward(amp_ref x, amp_ref w, amp_ref b, amp_ref y, size_t n,
+/* The table's linear_forward; RELU: its linear_relu_forward. */
+template <int RELU>
+static amp_result ampi_cuda_linear_forward(amp_ref x, amp_ref w, amp_ref b, amp_ref y, size_t n,
         size_t in, size_t out, const amp_exec* exec) {
     const char* op = "amp_cuda_linear_forward";
     const ampi_layer_refs t = { x, w, b, y, AMP_NONE, AMP_NONE, AMP_NONE, 0 };
-    ampi_product s;
-    AMPI_TRY(ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 0));
-    AMPI_TRY(ampi_cuda_check_forward(exec, op, x.data, w.data, b.data, y.data));
-    ampi_linear_y(&s, &t, n, in, out);
-    return ampi_cuda_product_one(exec, op, &s);
-}
-
-/* For a model, whose pointers are good. */
-AMPI_FN amp_result ampi_cuda_linear_relu(amp_ref x, amp_ref w, amp_ref b, amp_ref y, size_t n,
-        size_t in, size_t out, const amp_exec* exec) {
     const ampi_cuda_batch one = { 1, 0, 0, 0, 0 };
-    const ampi_layer_refs t = { x, w, b, y, AMP_NONE, AMP_NONE, AMP_NONE, 0 };
     ampi_product s;
     AMPI_TRY(ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 0));
+    AMPI_TRY(ampi_cuda_check_layer(exec, op, &t, 0));
     ampi_linear_y(&s, &t, n, in, out);
-    return ampi_cuda_product_relu(exec, "amp_cuda_linear_forward", &s, &one, 1);
+    return ampi_cuda_product_relu(exec, op, &s, &one, RELU);
 }
 
 /* The table's linear_backward: dx and dw are products, db is a sum of columns. */
-AMPI_FN amp_result ampi_cuda_linear_backward(amp_ref dy, amp_ref x, amp_ref w, amp_ref dx,
-        amp_ref dw, amp_ref db, int accumulate, size_t n, size_t in, size_t out,
-        const amp_exec* exec) {
+AMPI_CUDA(linear_backward, amp_ref dy, amp_ref x, amp_ref w, amp_ref dx, amp_ref dw, amp_ref db,
+        int accumulate, size_t n, size_t in, size_t out) {
     const char* op = "amp_cuda_linear_backward";
     const ampi_layer_refs t = { x, w, AMP_NONE, dy, dx, dw, db, accumulate };
     ampi_product s;
     AMPI_TRY(ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 1));
-    AMPI_TRY(ampi_cuda_check_backward(exec, op, dy.data, x.data, w.data, dx.data, dw.data,
-        db.data));
+    AMPI_TRY(ampi_cuda_check_layer(exec, op, &t, 1));
     if (dx.data) {
         ampi_linear_dx(&s, &t, n, in, out);
         AMPI_TRY(ampi_cuda_product_one(exec, op, &s));
@@ -3983,8 +3965,8 @@ AMPI_D void ampi_d_direct_weights(float* to, const ampi_cuda_direct& d, uint32_t
     const uint32_t o = threadIdx.x % AMPI_CUDA_DIRECT_OUTPUTS;
     const uint16_t* from = (const uint16_t*)d.w + (out + o) * d.out_step;
     AMPI_D_UNROLL4
-    for (uint32_t position = threadIdx.x / AMPI_CUDA_DIRECT_OUTPUTS; position
-        < all; position += below) {
+    for (uint32_t position = threadIdx.x / AMPI_CUDA_DIRECT_OUTPUTS; position < all;
+        position += below) {
         uint16_t v = out + o < d.outputs ? from[ampi_d_direct_place<KH>(d, position / KH,
             position % KH)] : (uint16_t)0;
         to[position * AMPI_CUDA_DIRECT_OUTPUTS + o] = ampi_d_direct_widen(v, d.dtype);
@@ -4009,7 +3991,7 @@ AMPI_D void ampi_d_direct_add8(float (&sum)[8], float v, const float (&by)[8]) {
    channels, w: their weights. */
 template <int P, int KH>
 AMPI_D void ampi_d_direct_multiply(float (&sum)[P][8], const float* x, const float* w,
-                                   const ampi_cuda_direct& d, uint32_t count) {
+        const ampi_cuda_direct& d, uint32_t count) {
     const uint32_t plane = d.images * d.tall * d.wide, down = (uint32_t)d.dilation_h * d.wide;
     for (uint32_t c = 0; c < count; c++, x += plane)
         for (uint32_t r = 0; r < d.kernel_h; r += KH)
@@ -4029,7 +4011,7 @@ AMPI_D void ampi_d_direct_multiply(float (&sum)[P][8], const float* x, const flo
 
 /* Eight outputs of a pixel, with their bias and a ReLU, or added to what is there. */
 AMPI_D void ampi_d_direct_store(const ampi_cuda_direct& d, uint32_t image, uint32_t out,
-                                uint32_t pixel, float (&sum)[8]) {
+        uint32_t pixel, float (&sum)[8]) {
     const uint32_t plane = d.rows * d.cols, at = (image * d.outputs + out) * plane + pixel;
     ampi_eight r;
     AMPI_D_UNROLL
@@ -4111,7 +4093,7 @@ AMPI_D void ampi_d_direct_load_dy(float* to, const ampi_cuda_direct& d,
 /* A column of dy and what its first pixel sees of x; the next one sees one new element of it. */
 template <int KH>
 AMPI_D void ampi_d_direct_column(float (&sum)[KH][8], const float* x, const float* dy,
-                                 const ampi_cuda_direct& d, uint32_t rows) {
+        const ampi_cuda_direct& d, uint32_t rows) {
     const uint32_t down = (uint32_t)d.stride_h * d.wide;
     float v[KH], by[8];
     AMPI_D_UNROLL
@@ -4201,7 +4183,7 @@ AMPI_FN ampi_cuda_direct ampi_cuda_direct_of(const ampi_conv2d_sizes* c, const a
     const int transposed = part == AMPI_CONV2D_DX;
     const uint32_t area = (uint32_t)c->area, along = (uint32_t)z->channels * area;
     ampi_cuda_direct d;
-    memset(&d, 0, sizeof d);
+    AMPI_CLEAR(d);
     d.x = s->b.data; d.w = s->a.data; d.bias = s->c.bias; d.y = s->c.data;
     d.dtype = s->a.dtype; d.bias_dtype = s->c.bias_dtype; d.y_dtype = s->c.dtype;
     d.n = (uint32_t)z->n;
@@ -4255,7 +4237,7 @@ AMPI_FN size_t ampi_cuda_direct_area(const ampi_cuda_direct* d, size_t band) {
 
 /* Returns 0 where there are too many tiles. */
 AMPI_FN int ampi_cuda_direct_set_tiles(ampi_cuda_direct* d, size_t band, size_t images, uint32_t kh,
-                                       uint32_t threads) {
+        uint32_t threads) {
     size_t bands = ampi_cuda_parts(d->rows, band), tiles = ampi_cuda_parts(d->n, images) * bands;
     d->band = (uint32_t)band;
     d->bands = (uint32_t)bands;
@@ -4287,7 +4269,7 @@ AMPI_FN uint32_t ampi_cuda_direct_cut(ampi_cuda_direct* d, uint32_t per, uint32_
     area = ampi_cuda_direct_area(d, count * per);
     if (count == all)
         images = ampi_max_size(ampi_min_size(ampi_min_size(d->n, threads / (count * d->cols)),
-                                             AMPI_CUDA_DIRECT_X / area), 1);
+            AMPI_CUDA_DIRECT_X / area), 1);
     d->channels_at_once = (uint32_t)ampi_min_size(d->channels,
         AMPI_CUDA_DIRECT_X / (images * area));
     threads = (uint32_t)ampi_cuda_parts(images * count * d->cols, 32) * 32;
@@ -4316,7 +4298,7 @@ AMPI_FN int ampi_cuda_direct_launch(const amp_exec* exec, const char* op, ampi_c
     size_t floats = (size_t)d->channels * d->kernel_h * d->kernel_w * AMPI_CUDA_DIRECT_OUTPUTS;
     if (threads == 0) return 0;
     floats += (size_t)d->channels_at_once * d->images * d->tall * d->wide;
-    *r = ampi_cuda_launch(exec, op, kernel, dim3(d->tiles, groups), dim3(threads),
+    *r = ampi_cuda_launch(exec, op, kernel, dim3(d->tiles, groups), threads,
         floats * sizeof(float), *d);
     return 1;
 }
@@ -4358,7 +4340,7 @@ AMPI_FN size_t ampi_cuda_direct_sums(const ampi_cuda_direct* d) {
 /* Bytes of workspace with which dw is summed directly; 0 if it is not. */
 AMPI_FN size_t ampi_cuda_direct_workspace(const ampi_conv2d_sizes* c) {
     ampi_product none;
-    memset(&none, 0, sizeof none);
+    AMPI_CLEAR(none);
     ampi_cuda_direct d = ampi_cuda_direct_of(c, &none, AMPI_CONV2D_DW);
     if (!ampi_cuda_direct_fits(c, AMPI_CONV2D_DW) || !ampi_cuda_direct_cut_dw(&d)) return 0;
     return ampi_cuda_direct_sums(&d) + 16;
@@ -4366,7 +4348,7 @@ AMPI_FN size_t ampi_cuda_direct_workspace(const ampi_conv2d_sizes* c) {
 
 /* Without the workspace another kernel has to do it. */
 AMPI_FN int ampi_cuda_direct_launch_dw(const amp_exec* exec, const char* op, ampi_cuda_direct* d,
-                                       int accumulate, amp_result* r) {
+        int accumulate, amp_result* r) {
     const uint32_t kh = ampi_cuda_direct_steep(d) ? 1 : ampi_cuda_direct_kh(d);
     void (*kernel)(ampi_cuda_direct) =
         kh == 5 ? ampi_k_direct_dw<5> : kh == 3 ? ampi_k_direct_dw<3> : ampi_k_direct_dw<1>;
@@ -4374,8 +4356,8 @@ AMPI_FN int ampi_cuda_direct_launch_dw(const amp_exec* exec, const char* op, amp
     d->sums = (float*)ampi_cuda_scratch(exec, ampi_cuda_direct_sums(d));
     if (!d->sums) return 0;
     const unsigned groups = (unsigned)ampi_cuda_parts(d->outputs, AMPI_CUDA_DIRECT_OUTPUTS);
-    *r = ampi_cuda_launch(exec, op, kernel, dim3(d->shares, groups), dim3(AMPI_CUDA_BLOCK),
-                          AMPI_CUDA_DIRECT_DW * sizeof(float), *d);
+    *r = ampi_cuda_launch(exec, op, kernel, dim3(d->shares, groups), AMPI_CUDA_BLOCK,
+        AMPI_CUDA_DIRECT_DW * sizeof(float), *d);
     if (*r == AMP_OK)
         *r = ampi_cuda_bias_grad(exec, op, amp_f32(d->sums), amp_ref_of(d->y, d->y_dtype),
             accumulate, d->shares, (size_t)d->outputs * d->out_step, 1);
@@ -4443,7 +4425,7 @@ AMPI_FN size_t ampi_cuda_conv2d_workspace(const amp_conv2d_shape* s) {
     ampi_conv2d_sizes c;
     size_t most, i = 0;
     if (ampi_conv2d_init(&c, s, NULL) != AMP_OK) return 0;
-    memset(&none, 0, sizeof none);
+    AMPI_CLEAR(none);
     ampi_conv2d_y(&v, &c, &none);
     most = ampi_max_size(ampi_cuda_convolution_workspace(&v), ampi_cuda_direct_workspace(&c));
     while (ampi_cuda_conv2d_phase(&v, &c, &none, &i))
@@ -4454,44 +4436,32 @@ AMPI_FN size_t ampi_cuda_conv2d_workspace(const amp_conv2d_shape* s) {
         db ? db + 16 : 0);
 }
 
-/* y = x convolved with w, plus b; then a ReLU, if relu. */
-AMPI_FN amp_result ampi_cuda_conv2d_y(const amp_conv2d_shape* shape, amp_ref x, amp_ref w,
-        amp_ref b, amp_ref y, int relu, const amp_exec* exec) {
+/* The table's conv2d_forward; RELU: its conv2d_relu_forward. */
+template <int RELU>
+static amp_result ampi_cuda_conv2d_forward(const amp_conv2d_shape* shape, amp_ref x, amp_ref w,
+        amp_ref b, amp_ref y, const amp_exec* exec) {
     const char* op = "amp_cuda_conv2d_forward";
     const ampi_layer_refs t = { x, w, b, y, AMP_NONE, AMP_NONE, AMP_NONE, 0 };
     ampi_conv2d_sizes c;
     ampi_convolution v;
     AMPI_TRY(ampi_check_conv2d(&c, shape, ampi_exec_logger(exec), &t, 0));
     AMPI_TRY(ampi_cuda_conv2d_fits(&c, exec, op));
-    AMPI_TRY(ampi_cuda_check_forward(exec, op, x.data, w.data, b.data, y.data));
+    AMPI_TRY(ampi_cuda_check_layer(exec, op, &t, 0));
     ampi_conv2d_y(&v, &c, &t);
-    return ampi_cuda_conv2d_run(exec, op, &c, &v, AMPI_CONV2D_Y, relu);
-}
-
-/* The table's conv2d_forward. */
-AMPI_FN amp_result ampi_cuda_conv2d_forward(const amp_conv2d_shape* shape, amp_ref x, amp_ref w,
-        amp_ref b, amp_ref y, const amp_exec* exec) {
-    return ampi_cuda_conv2d_y(shape, x, w, b, y, 0, exec);
-}
-
-/* For a model. */
-AMPI_FN amp_result ampi_cuda_conv2d_relu(const amp_conv2d_shape* shape, amp_ref x, amp_ref w,
-        amp_ref b, amp_ref y, const amp_exec* exec) {
-    return ampi_cuda_conv2d_y(shape, x, w, b, y, 1, exec);
+    return ampi_cuda_conv2d_run(exec, op, &c, &v, AMPI_CONV2D_Y, RELU);
 }
 
 /* The table's conv2d_backward: dx in phases of its pixels, dw as a product, db as a sum over
    pixels. */
-AMPI_FN amp_result ampi_cuda_conv2d_backward(const amp_conv2d_shape* shape, amp_ref dy, amp_ref x,
-        amp_ref w, amp_ref dx, amp_ref dw, amp_ref db, int accumulate, const amp_exec* exec) {
+AMPI_CUDA(conv2d_backward, const amp_conv2d_shape* shape, amp_ref dy, amp_ref x, amp_ref w,
+        amp_ref dx, amp_ref dw, amp_ref db, int accumulate) {
     const char* op = "amp_cuda_conv2d_backward";
     const ampi_layer_refs t = { x, w, AMP_NONE, dy, dx, dw, db, accumulate };
     ampi_conv2d_sizes c;
     ampi_convolution v;
     AMPI_TRY(ampi_check_conv2d(&c, shape, ampi_exec_logger(exec), &t, 1));
     AMPI_TRY(ampi_cuda_conv2d_fits(&c, exec, op));
-    AMPI_TRY(ampi_cuda_check_backward(exec, op, dy.data, x.data, w.data, dx.data, dw.data,
-        db.data));
+    AMPI_TRY(ampi_cuda_check_layer(exec, op, &t, 1));
     if (dx.data) AMPI_TRY(ampi_cuda_conv2d_dx(exec, op, &c, &t));
     if (dw.data) {
         ampi_conv2d_dw(&v, &c, &t);
@@ -4649,8 +4619,8 @@ AMPI_D void ampi_d_store_vector(void* y, amp_dtype t, size_t i, const float (&v)
 template <int K, int G>
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool_tiles(ampi_cuda_pool q) {
     ampi_ptx_grid_wait();
-    for (uint32_t i = blockIdx.x * AMPI_CUDA_BLOCK
-        + threadIdx.x; i < q.tiles; i += gridDim.x * AMPI_CUDA_BLOCK) {
+    for (uint32_t i = blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x; i < q.tiles;
+        i += gridDim.x * AMPI_CUDA_BLOCK) {
         float x[K][K * G], y[G];
         AMPI_D_UNROLL
         for (int r = 0; r < K; r++)
@@ -4677,7 +4647,7 @@ AMPI_FN int ampi_cuda_vectors_at(const void* p, amp_dtype t, int n) {
 /* How many windows to a tile: as many as the alignment of all arrays allows; 0 = none, or the
    windows are others. `image` is x or dx, `out` y or dy. An index has 31 bits. */
 AMPI_FN int ampi_cuda_pool_tiles(ampi_cuda_pool* q, const void* image, amp_dtype image_dtype,
-                                 const void* out, amp_dtype out_dtype) {
+        const void* out, amp_dtype out_dtype) {
     const ampi_pool_plan* p = &q->p;
     const int k = p->kh;
     if ((k != 2 && k != 3) || p->kw != k || p->sh != k || p->sw != k || p->ph || p->pw) return 0;
@@ -4694,32 +4664,26 @@ AMPI_FN int ampi_cuda_pool_tiles(ampi_cuda_pool* q, const void* image, amp_dtype
 }
 
 /* The table's pool2d_forward. */
-AMPI_FN amp_result ampi_cuda_pool2d_forward(const amp_pool2d_shape* s, amp_ref x, amp_ref y,
-        const amp_exec* exec) {
+AMPI_CUDA(pool2d_forward, const amp_pool2d_shape* s, amp_ref x, amp_ref y) {
     const char* op = "amp_cuda_pool2d_forward";
     ampi_cuda_pool q = {};
     AMPI_TRY(ampi_pool_plan_make(s, &q.p, ampi_exec_logger(exec)));
     size_t n = ampi_area(q.p.planes, (size_t)q.p.h * (size_t)q.p.w);
     const size_t y_n = q.p.planes * ((size_t)q.p.oh * (size_t)q.p.ow);
-    const ampi_argument list[] = { AMPI_ARG(x, AMPI_IN, n),
-                                   AMPI_ARG(y, AMPI_OUT, y_n) };
-    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
-    q.x = x.data; q.xt = ampi_dtype_or_f32(x.dtype); q.y = y.data;
-    q.yt = ampi_dtype_or_f32(y.dtype);
+    const ampi_argument list[] = { AMPI_ARG(x, AMPI_IN, n), AMPI_ARG(y, AMPI_OUT, y_n) };
+    AMPI_CUDA_CHECK(op, n, list);
+    ampi_cuda_take(&q.x, &q.xt, x);
+    ampi_cuda_take(&q.y, &q.yt, y);
     const int group = ampi_cuda_pool_tiles(&q, x.data, q.xt, y.data, q.yt);
+    const int lanes = ampi_min_int(q.p.kh, q.p.h) > 64 / ampi_min_int(q.p.kw, q.p.w) ? 32 : 1;
+    void (*kernel)(ampi_cuda_pool) = lanes == 1 ? ampi_k_pool<1> : ampi_k_pool<32>;
+    dim3 grid = ampi_cuda_grid(y_n, AMPI_CUDA_BLOCK / (size_t)lanes);
     if (group > 0) {
-        void (*kernel)(ampi_cuda_pool) = q.p.kh == 3 ? ampi_k_pool_tiles<3, 1>
-                                         : group == 1 ? ampi_k_pool_tiles<2, 1>
-                                                      : ampi_k_pool_tiles<2, 2>;
-        return ampi_cuda_launch(exec, op, kernel, ampi_cuda_grid(q.tiles, AMPI_CUDA_BLOCK),
-                                dim3(AMPI_CUDA_BLOCK), 0, q);
+        grid = ampi_cuda_grid(q.tiles, AMPI_CUDA_BLOCK);
+        kernel = q.p.kh == 3 ? ampi_k_pool_tiles<3, 1>
+            : group == 1 ? ampi_k_pool_tiles<2, 1> : ampi_k_pool_tiles<2, 2>;
     }
-    n = q.p.planes * (size_t)q.p.oh * (size_t)q.p.ow;
-    if (ampi_min_int(q.p.kh, q.p.h) > 64 / ampi_min_int(q.p.kw, q.p.w))
-        return ampi_cuda_launch(exec, op, ampi_k_pool<32>, ampi_cuda_grid(n, AMPI_CUDA_BLOCK / 32),
-                                dim3(AMPI_CUDA_BLOCK), 0, q);
-    return ampi_cuda_launch(exec, op, ampi_k_pool<1>, ampi_cuda_grid(n, AMPI_CUDA_BLOCK),
-                            dim3(AMPI_CUDA_BLOCK), 0, q);
+    return ampi_cuda_launch(exec, op, kernel, grid, AMPI_CUDA_BLOCK, 0, q);
 }
 
 /* The windows [first, last) that cover row (or column) r. */
@@ -4792,8 +4756,8 @@ template <int K, int G>
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
         ampi_k_pool_tiles_backward(ampi_cuda_pool q) {
     ampi_ptx_grid_wait();
-    for (uint32_t i = blockIdx.x * AMPI_CUDA_BLOCK
-        + threadIdx.x; i < q.tiles; i += gridDim.x * AMPI_CUDA_BLOCK) {
+    for (uint32_t i = blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x; i < q.tiles;
+        i += gridDim.x * AMPI_CUDA_BLOCK) {
         float x[K][K * G] = {}, dy[G];
         AMPI_D_UNROLL
         for (int r = 0; r < K && q.p.max; r++)
@@ -4814,32 +4778,31 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
 }
 
 /* The table's pool2d_backward. */
-AMPI_FN amp_result ampi_cuda_pool2d_backward(const amp_pool2d_shape* s, amp_ref dy, amp_ref x,
-        amp_ref dx, int accumulate, const amp_exec* exec) {
+AMPI_CUDA(pool2d_backward, const amp_pool2d_shape* s, amp_ref dy, amp_ref x, amp_ref dx,
+        int accumulate) {
     const char* op = "amp_cuda_pool2d_backward";
     ampi_cuda_pool q = {};
     AMPI_TRY(ampi_pool_plan_make(s, &q.p, ampi_exec_logger(exec)));
     size_t n = ampi_area(q.p.planes, (size_t)q.p.h * (size_t)q.p.w);
     const size_t y_n = q.p.planes * ((size_t)q.p.oh * (size_t)q.p.ow);
-    const ampi_argument list[] = { AMPI_ARG(dy, AMPI_IN, y_n),
-                                   AMPI_ARG(dx, AMPI_OUT | AMPI_NULL, n),
-                                   AMPI_ARG(x, q.p.max ? AMPI_IN : AMPI_NULL, n) };
-    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
+    const ampi_argument list[] = {
+        AMPI_ARG(dy, AMPI_IN, y_n), AMPI_ARG(dx, AMPI_OUT | AMPI_NULL, n),
+        AMPI_ARG(x, q.p.max ? AMPI_IN : AMPI_NULL, n) };
+    AMPI_CUDA_CHECK(op, n, list);
     if (!dx.data) return AMP_OK;
-    q.x = x.data; q.xt = ampi_dtype_or_f32(x.dtype); q.dy = dy.data;
-    q.dyt = ampi_dtype_or_f32(dy.dtype);
-    q.y = dx.data; q.yt = ampi_dtype_or_f32(dx.dtype);
+    ampi_cuda_take(&q.x, &q.xt, x);
+    ampi_cuda_take(&q.dy, &q.dyt, dy);
+    ampi_cuda_take(&q.y, &q.yt, dx);
     q.add = accumulate & AMP_ACCUMULATE_INPUT;
     const int group = q.add ? 0 : ampi_cuda_pool_tiles(&q, dx.data, q.yt, dy.data, q.dyt);
+    void (*kernel)(ampi_cuda_pool) = ampi_k_pool_backward;
     if (group > 0) {
-        void (*kernel)(ampi_cuda_pool) = q.p.kh == 3 ? ampi_k_pool_tiles_backward<3, 1>
-                                         : group == 1 ? ampi_k_pool_tiles_backward<2, 1>
-                                                      : ampi_k_pool_tiles_backward<2, 2>;
-        return ampi_cuda_launch(exec, op, kernel, ampi_cuda_grid(q.tiles, AMPI_CUDA_BLOCK),
-                                dim3(AMPI_CUDA_BLOCK), 0, q);
+        n = q.tiles;
+        kernel = q.p.kh == 3 ? ampi_k_pool_tiles_backward<3, 1>
+            : group == 1 ? ampi_k_pool_tiles_backward<2, 1> : ampi_k_pool_tiles_backward<2, 2>;
     }
-    return ampi_cuda_launch(exec, op, ampi_k_pool_backward, ampi_cuda_grid(n, AMPI_CUDA_BLOCK),
-                            dim3(AMPI_CUDA_BLOCK), 0, q);
+    return ampi_cuda_launch(exec, op, kernel, ampi_cuda_grid(n, AMPI_CUDA_BLOCK), AMPI_CUDA_BLOCK,
+        0, q);
 }
 
 /* >>impl-elementwise Operators element by element: activations, dropout, sum; columns of a matrix,
@@ -4888,7 +4851,7 @@ static amp_result ampi_cuda_map_run(const amp_exec* exec, const char* op, const 
         const F& f) {
     if (m.n == 0) return AMP_OK;
     return ampi_cuda_launch(exec, op, ampi_k_map<F>, ampi_cuda_grid(m.n, AMPI_CUDA_TILE),
-                            dim3(AMPI_CUDA_BLOCK), 0, m, f);
+        AMPI_CUDA_BLOCK, 0, m, f);
 }
 
 struct ampi_op_activation { amp_activation f; };
@@ -4936,57 +4899,52 @@ AMPI_D void ampi_d_apply(const ampi_op_dropout& op, float (&v)[8], float (&)[8],
 }
 
 /* The table's activation_forward. */
-AMPI_FN amp_result ampi_cuda_activation_forward(amp_activation f, amp_ref x, amp_ref y, size_t n,
-        const amp_exec* exec) {
+AMPI_CUDA(activation_forward, amp_activation f, amp_ref x, amp_ref y, size_t n) {
     const char* op = "amp_cuda_activation_forward";
-    const ampi_argument list[] = { AMPI_ARG(x, AMPI_SAME, n),
-                                   AMPI_ARG(y, AMPI_OUT | AMPI_SAME, n) };
+    const ampi_argument list[] = {
+        AMPI_ARG(x, AMPI_SAME, n), AMPI_ARG(y, AMPI_OUT | AMPI_SAME, n) };
     const ampi_op_activation functor = { f };
     AMPI_TRY(ampi_check_activation(exec, f));
-    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
+    AMPI_CUDA_CHECK(op, n, list);
     return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(x, AMP_NONE, y, n),
         functor);
 }
 
 /* The table's activation_backward. */
-AMPI_FN amp_result ampi_cuda_activation_backward(amp_activation f, amp_ref dy, amp_ref saved,
-        amp_ref dx, int accumulate, size_t n, const amp_exec* exec) {
+AMPI_CUDA(activation_backward, amp_activation f, amp_ref dy, amp_ref saved, amp_ref dx,
+        int accumulate, size_t n) {
     const char* op = "amp_cuda_activation_backward";
     const int add = accumulate & AMP_ACCUMULATE_INPUT, same = add ? AMPI_IN : AMPI_SAME;
-    const ampi_argument list[] = { AMPI_ARG(dy, same, n),
-                                   AMPI_ARG(saved, AMPI_IN, n),
-                                   AMPI_ARG(dx, AMPI_OUT | AMPI_NULL | same, n) };
+    const ampi_argument list[] = { AMPI_ARG(dy, same, n), AMPI_ARG(saved, AMPI_IN, n),
+        AMPI_ARG(dx, AMPI_OUT | AMPI_NULL | same, n) };
     const ampi_op_activation_slope functor = { f, add };
     AMPI_TRY(ampi_check_activation(exec, f));
-    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
+    AMPI_CUDA_CHECK(op, n, list);
     if (!dx.data) return AMP_OK;
     return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(dy, saved, dx, n), functor);
 }
 
 /* amp_dropout_forward with a second part of the offset in device memory, offset + *position *
    stride, which a captured graph can move on. */
-AMPI_FN amp_result ampi_cuda_dropout_forward(amp_ref x, amp_ref y, size_t n, float p, uint64_t seed,
-        uint64_t offset, const uint64_t* position, uint64_t stride, const amp_exec* exec) {
+AMPI_CUDA(dropout_forward, amp_ref x, amp_ref y, size_t n, float p, uint64_t seed, uint64_t offset,
+        const uint64_t* position, uint64_t stride) {
     const char* op = "amp_cuda_dropout_forward";
-    const ampi_argument list[] = { AMPI_ARG(x, AMPI_SAME, n),
-                                   AMPI_ARG(y, AMPI_OUT | AMPI_SAME, n) };
-    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
-    if (!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE))
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC,
-                         "%s: probability %g is outside [0,1)", op, (double)p);
+    const ampi_argument list[] = {
+        AMPI_ARG(x, AMPI_SAME, n), AMPI_ARG(y, AMPI_OUT | AMPI_SAME, n) };
+    AMPI_CUDA_CHECK(op, n, list);
+    AMPI_REFUSE_OP(!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC,
+        "%s: probability %g is outside [0,1)", op, (double)p);
     const ampi_op_dropout functor = { p, 1.0f / (1.0f - p), seed, offset, stride, position };
     return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(x, AMP_NONE, y, n), functor);
 }
 
 /* The table's add_forward. */
-AMPI_FN amp_result ampi_cuda_add_forward(amp_ref a, amp_ref b, amp_ref y, size_t n,
-        const amp_exec* exec) {
+AMPI_CUDA(add_forward, amp_ref a, amp_ref b, amp_ref y, size_t n) {
     const char* op = "amp_cuda_add_forward";
-    const ampi_argument list[] = { AMPI_ARG(a, AMPI_SAME, n),
-                                   AMPI_ARG(b, AMPI_SAME, n),
-                                   AMPI_ARG(y, AMPI_OUT | AMPI_SAME, n) };
+    const ampi_argument list[] = { AMPI_ARG(a, AMPI_SAME, n), AMPI_ARG(b, AMPI_SAME, n),
+        AMPI_ARG(y, AMPI_OUT | AMPI_SAME, n) };
     const ampi_op_add functor = { 0 };
-    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
+    AMPI_CUDA_CHECK(op, n, list);
     return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(a, b, y, n),
         functor);
 }
@@ -5032,36 +4990,36 @@ AMPI_FN amp_result ampi_cuda_columns_run(const amp_exec* exec, const char* op,
     size_t n = q.rows * ((q.d + 7) / 8);
     if (n == 0) return AMP_OK;
     return ampi_cuda_launch(exec, op, ampi_k_columns, ampi_cuda_grid(n, AMPI_CUDA_BLOCK),
-                            dim3(AMPI_CUDA_BLOCK), 0, q);
+        AMPI_CUDA_BLOCK, 0, q);
 }
 
 /* The table's concat_forward. */
-AMPI_FN amp_result ampi_cuda_concat_forward(amp_ref x, size_t d, amp_ref y, size_t d_total,
-        size_t column, size_t rows, const amp_exec* exec) {
+AMPI_CUDA(concat_forward, amp_ref x, size_t d, amp_ref y, size_t d_total, size_t column,
+        size_t rows) {
     const char* op = "amp_cuda_concat_forward";
     const int none = d == 0 ? AMPI_NULL : 0;
     const size_t n = ampi_area(rows, d ? d_total : 0);
-    const ampi_argument list[] = { AMPI_ARG(x, AMPI_IN | none, rows * d),
-                                   AMPI_ARG(y, AMPI_OUT | none, n) };
+    const ampi_argument list[] = {
+        AMPI_ARG(x, AMPI_IN | none, rows * d), AMPI_ARG(y, AMPI_OUT | none, n) };
     const ampi_cuda_columns q = { x.data, y.data, ampi_dtype_or_f32(x.dtype),
-                                  ampi_dtype_or_f32(y.dtype), 0, d, column, d_total, rows, d, 0 };
-    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
+        ampi_dtype_or_f32(y.dtype), 0, d, column, d_total, rows, d, 0 };
+    AMPI_CUDA_CHECK(op, n, list);
     AMPI_TRY(ampi_check_columns(exec, op, d, d_total, column));
     return ampi_cuda_columns_run(exec, op, q);
 }
 
 /* The table's concat_backward. */
-AMPI_FN amp_result ampi_cuda_concat_backward(amp_ref y, size_t d_total, size_t column, amp_ref x,
-        size_t d, size_t rows, int accumulate, const amp_exec* exec) {
+AMPI_CUDA(concat_backward, amp_ref y, size_t d_total, size_t column, amp_ref x, size_t d,
+        size_t rows, int accumulate) {
     const char* op = "amp_cuda_concat_backward";
     const int none = d == 0 ? AMPI_NULL : 0;
     const size_t n = ampi_area(rows, d ? d_total : 0);
-    const ampi_argument list[] = { AMPI_ARG(y, AMPI_IN | none, n),
-                                   AMPI_ARG(x, AMPI_OUT | none, rows * d) };
+    const ampi_argument list[] = {
+        AMPI_ARG(y, AMPI_IN | none, n), AMPI_ARG(x, AMPI_OUT | none, rows * d) };
     const ampi_cuda_columns q = { y.data, x.data, ampi_dtype_or_f32(y.dtype),
-                                  ampi_dtype_or_f32(x.dtype), column, d_total, 0, d, rows, d,
-                                      accumulate & AMP_ACCUMULATE_INPUT };
-    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
+        ampi_dtype_or_f32(x.dtype), column, d_total, 0, d, rows, d,
+        accumulate & AMP_ACCUMULATE_INPUT };
+    AMPI_CUDA_CHECK(op, n, list);
     AMPI_TRY(ampi_check_columns(exec, op, d, d_total, column));
     return ampi_cuda_columns_run(exec, op, q);
 }
@@ -5201,9 +5159,9 @@ AMPI_FN dim3 ampi_cuda_bn_grid(const ampi_bn_plan* p, ampi_cuda_bn* s) {
 }
 
 /* The table's batch_norm_forward. */
-AMPI_FN amp_result ampi_cuda_batch_norm_forward(const amp_batch_norm_shape* s, int training,
-        amp_ref x, amp_ref gamma, amp_ref beta, float* running_mean, float* running_var,
-        float* save_mean, float* save_invstd, amp_ref y, const amp_exec* exec) {
+AMPI_CUDA(batch_norm_forward, const amp_batch_norm_shape* s, int training, amp_ref x, amp_ref gamma,
+        amp_ref beta, float* running_mean, float* running_var, float* save_mean, float* save_invstd,
+        amp_ref y) {
     const char* op = "amp_cuda_batch_norm_forward";
     ampi_bn_plan p;
     ampi_cuda_bn q = {};
@@ -5212,24 +5170,21 @@ AMPI_FN amp_result ampi_cuda_batch_norm_forward(const amp_batch_norm_shape* s, i
     const size_t n = ampi_area(ampi_area(p.n, p.channels), p.spatial);
     const int running = training ? AMPI_OUT | AMPI_NULL : AMPI_IN;
     const int saved = training ? AMPI_OUT : AMPI_OUT | AMPI_NULL;
-    const ampi_argument list[] = { AMPI_ARG(x, AMPI_IN, n),
-                                   AMPI_ARG(y, AMPI_OUT, n),
-                                   AMPI_ARG(gamma, AMPI_NULL, p.channels),
-                                   AMPI_ARG(beta, AMPI_NULL, p.channels),
-                                   AMPI_ARG_F32(running_mean, running, p.channels),
-                                   AMPI_ARG_F32(running_var, running, p.channels),
-                                   AMPI_ARG_F32(save_mean, saved, p.channels),
-                                   AMPI_ARG_F32(save_invstd, saved, p.channels) };
-    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
-    q.x = x.data; q.gamma = gamma.data; q.beta = beta.data; q.bt = ampi_dtype_or_f32(beta.dtype);
-    q.y = y.data;
+    const ampi_argument list[] = { AMPI_ARG(x, AMPI_IN, n), AMPI_ARG(y, AMPI_OUT, n),
+        AMPI_ARG(gamma, AMPI_NULL, p.channels), AMPI_ARG(beta, AMPI_NULL, p.channels),
+        AMPI_ARG_F32(running_mean, running, p.channels),
+        AMPI_ARG_F32(running_var, running, p.channels), AMPI_ARG_F32(save_mean, saved, p.channels),
+        AMPI_ARG_F32(save_invstd, saved, p.channels) };
+    AMPI_CUDA_CHECK(op, n, list);
+    ampi_cuda_take(&q.x, &q.xt, x);
+    ampi_cuda_take(&q.gamma, &q.gt, gamma);
+    ampi_cuda_take(&q.beta, &q.bt, beta);
+    ampi_cuda_take(&q.y, &q.yt, y);
     q.running_mean = running_mean; q.running_var = running_var;
     q.save_mean = save_mean; q.save_invstd = save_invstd;
-    q.xt = ampi_dtype_or_f32(x.dtype); q.gt = ampi_dtype_or_f32(gamma.dtype);
-    q.yt = ampi_dtype_or_f32(y.dtype);
     q.training = training;
     return ampi_cuda_launch(exec, op, ampi_k_batch_norm, ampi_cuda_bn_grid(&p, &q),
-                            dim3(AMPI_CUDA_BN_BLOCK), AMPI_CUDA_BN_SHARED, q);
+        AMPI_CUDA_BN_BLOCK, AMPI_CUDA_BN_SHARED, q);
 }
 
 /* v = the sums of dy and of dy * (x - mean), for all threads; one of them writes dgamma and
@@ -5294,34 +5249,32 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK,
     }
 }
 
-AMPI_FN amp_result ampi_cuda_batch_norm_backward(const amp_batch_norm_shape* s, amp_ref dy,
-        amp_ref x, amp_ref gamma, const float* save_mean, const float* save_invstd, amp_ref dx,
-        amp_ref dgamma, amp_ref dbeta, int accumulate, const amp_exec* exec) {
+AMPI_CUDA(batch_norm_backward, const amp_batch_norm_shape* s, amp_ref dy, amp_ref x, amp_ref gamma,
+        const float* save_mean, const float* save_invstd, amp_ref dx, amp_ref dgamma, amp_ref dbeta,
+        int accumulate) {
     const char* op = "amp_cuda_batch_norm_backward";
     ampi_bn_plan p;
     ampi_cuda_bn q = {};
     AMPI_TRY(ampi_bn_plan_make(s, 1, &p, ampi_exec_logger(exec)));
     const size_t n = ampi_area(ampi_area(p.n, p.channels), p.spatial);
-    const ampi_argument list[] = { AMPI_ARG(dy, AMPI_SAME, n),
-                                   AMPI_ARG(x, AMPI_IN, n),
-                                   AMPI_ARG(gamma, AMPI_NULL, p.channels),
-                                   AMPI_ARG(dx, AMPI_OUT | AMPI_SAME | AMPI_NULL, n),
-                                   AMPI_ARG_F32(save_mean, AMPI_IN, p.channels),
-                                   AMPI_ARG_F32(save_invstd, AMPI_IN, p.channels),
-                                   AMPI_ARG(dgamma, AMPI_OUT | AMPI_NULL, p.channels),
-                                   AMPI_ARG(dbeta, AMPI_OUT | AMPI_NULL, p.channels) };
-    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, n, list));
-    q.x = x.data; q.dy = dy.data; q.gamma = gamma.data; q.y = dx.data; q.dgamma = dgamma.data;
-    q.dbeta = dbeta.data;
+    const ampi_argument list[] = { AMPI_ARG(dy, AMPI_SAME, n), AMPI_ARG(x, AMPI_IN, n),
+        AMPI_ARG(gamma, AMPI_NULL, p.channels), AMPI_ARG(dx, AMPI_OUT | AMPI_SAME | AMPI_NULL, n),
+        AMPI_ARG_F32(save_mean, AMPI_IN, p.channels),
+        AMPI_ARG_F32(save_invstd, AMPI_IN, p.channels),
+        AMPI_ARG(dgamma, AMPI_OUT | AMPI_NULL, p.channels),
+        AMPI_ARG(dbeta, AMPI_OUT | AMPI_NULL, p.channels) };
+    AMPI_CUDA_CHECK(op, n, list);
+    ampi_cuda_take(&q.x, &q.xt, x);
+    ampi_cuda_take(&q.dy, &q.dyt, dy);
+    ampi_cuda_take(&q.gamma, &q.gt, gamma);
+    ampi_cuda_take(&q.y, &q.yt, dx);
+    ampi_cuda_take(&q.dgamma, &q.dgt, dgamma);
+    ampi_cuda_take(&q.dbeta, &q.dbt, dbeta);
     q.mean = save_mean; q.invstd = save_invstd;
-    q.xt = ampi_dtype_or_f32(x.dtype); q.dyt = ampi_dtype_or_f32(dy.dtype);
-    q.gt = ampi_dtype_or_f32(gamma.dtype);
-    q.yt = ampi_dtype_or_f32(dx.dtype); q.dgt = ampi_dtype_or_f32(dgamma.dtype);
-    q.dbt = ampi_dtype_or_f32(dbeta.dtype);
     q.accumulate = accumulate & AMP_ACCUMULATE_PARAMS;
     q.add = accumulate & AMP_ACCUMULATE_INPUT;
     return ampi_cuda_launch(exec, op, s->frozen ? ampi_k_batch_norm_frozen
-        : ampi_k_batch_norm_backward, ampi_cuda_bn_grid(&p, &q), dim3(AMPI_CUDA_BN_BLOCK),
+        : ampi_k_batch_norm_backward, ampi_cuda_bn_grid(&p, &q), AMPI_CUDA_BN_BLOCK,
         AMPI_CUDA_BN_SHARED, q);
 }
 
@@ -5335,18 +5288,13 @@ AMPI_FN amp_result ampi_cuda_batch_norm_backward(const amp_batch_norm_shape* s, 
 
 /* Starts kernel<T, KEEP> as the length of the rows demands. */
 #define AMPI_CUDA_LAUNCH_ROWS(exec, op, kernel, rows, d, shared, q) \
-    ((d) <= 32 * 4 \
-        * 8 \
-         ? ampi_cuda_launch(exec, op, kernel<32, 4>, \
-         ampi_cuda_grid(rows, AMPI_CUDA_BLOCK / 32), \
-                            dim3(AMPI_CUDA_THREADS(32)), shared, \
-                            q) \
-     : (d) <= 256 * 4 \
-     * 8 \
-         ? ampi_cuda_launch(exec, op, kernel<256, 4>, ampi_cuda_grid(rows, 1), dim3(256), shared, \
-         q) \
-         : ampi_cuda_launch(exec, op, kernel<512, 0>, ampi_cuda_grid(rows, 1), dim3(512), shared, \
-         q))
+    ((d) <= 32 * 4 * 8 \
+        ? ampi_cuda_launch(exec, op, kernel<32, 4>, \
+            ampi_cuda_grid(rows, AMPI_CUDA_BLOCK / 32), AMPI_CUDA_THREADS(32), shared, q) \
+    : (d) <= 256 * 4 * 8 \
+        ? ampi_cuda_launch(exec, op, kernel<256, 4>, ampi_cuda_grid(rows, 1), 256, shared, q) \
+        : ampi_cuda_launch(exec, op, kernel<512, 0>, ampi_cuda_grid(rows, 1), 512, shared, q))
+
 /* Rows that such a block takes at a time. */
 AMPI_FN size_t ampi_cuda_rows_at_once(size_t d) {
     return d <= 32 * 4 * 8 ? AMPI_CUDA_BLOCK / 32 : 1;
@@ -5365,6 +5313,9 @@ template <int T>
 AMPI_D size_t ampi_d_groups() {
     return T == 32 ? (size_t)gridDim.x * (AMPI_CUDA_BLOCK / 32) : gridDim.x;
 }
+
+/* The rows, or parts, that this group of T threads takes. */
+#define AMPI_D_EACH(i, n) for (size_t i = ampi_d_group<T>(); i < n; i += ampi_d_groups<T>())
 
 /* Calls f(k, i) for the eights of this thread that begin at a column i < d. With KEEP = 0, k is
    always 0. */
@@ -5437,7 +5388,7 @@ template <int T, int KEEP>
 static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_layer_norm(ampi_cuda_ln q) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
-    for (size_t row = ampi_d_group<T>(); row < q.rows; row += ampi_d_groups<T>()) {
+    AMPI_D_EACH(row, q.rows) {
         ampi_row<KEEP> x;
         double sum[1] = { 0.0 }, squares[1] = { 0.0 };
         ampi_d_row_start<T>(x, q.x, q.xt, row, q.d, q.d);
@@ -5478,10 +5429,10 @@ AMPI_FN amp_result ampi_cuda_ln_statistics(ampi_cuda_ln* q, const char* op, cons
     const size_t bytes = ampi_cuda_ln_statistics_bytes(q->rows);
     float* own = (float*)ampi_cuda_scratch(exec, bytes);
     ampi_cuda_ln forward = *q;
-    if (!own)
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_ARGUMENT,
-            "%s: %s is NULL: without it the call needs the workspace that layer_norm_workspace "
-            "tells", op, q->mean ? "save_invstd" : "save_mean");
+    AMPI_REFUSE_OP(!own,
+        AMP_ERR_ARGUMENT,
+        "%s: %s is NULL: without it the call needs the workspace that layer_norm_workspace "
+        "tells", op, q->mean ? "save_invstd" : "save_mean");
     q->mean = forward.save_mean = own;
     q->invstd = forward.save_invstd = own + q->rows;
     forward.y = NULL;
@@ -5492,27 +5443,25 @@ AMPI_FN amp_result ampi_cuda_ln_statistics(ampi_cuda_ln* q, const char* op, cons
 }
 
 /* The table's layer_norm_forward. */
-AMPI_FN amp_result ampi_cuda_layer_norm_forward(amp_ref x, amp_ref gamma, amp_ref beta, float eps,
-        float* save_mean, float* save_invstd, amp_ref y, size_t rows, size_t d,
-        const amp_exec* exec) {
+AMPI_CUDA(layer_norm_forward, amp_ref x, amp_ref gamma, amp_ref beta, float eps, float* save_mean,
+        float* save_invstd, amp_ref y, size_t rows, size_t d) {
     const char* op = "amp_cuda_layer_norm_forward";
     const size_t all = ampi_area(rows, d);
-    const ampi_argument list[] = { AMPI_ARG(x, AMPI_IN, all),
-                                   AMPI_ARG(y, AMPI_OUT, all),
-                                   AMPI_ARG(gamma, AMPI_NULL, d),
-                                   AMPI_ARG(beta, AMPI_NULL, d),
-                                   AMPI_ARG_F32(save_mean, AMPI_OUT | AMPI_NULL, rows),
-                                   AMPI_ARG_F32(save_invstd, AMPI_OUT | AMPI_NULL, rows) };
+    const ampi_argument list[] = { AMPI_ARG(x, AMPI_IN, all), AMPI_ARG(y, AMPI_OUT, all),
+        AMPI_ARG(gamma, AMPI_NULL, d), AMPI_ARG(beta, AMPI_NULL, d),
+        AMPI_ARG_F32(save_mean, AMPI_OUT | AMPI_NULL, rows),
+        AMPI_ARG_F32(save_invstd, AMPI_OUT | AMPI_NULL, rows) };
     ampi_cuda_ln q = {};
     ampi_rows f = ampi_rows_of(list, rows, d);
-    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, all, list));
+    AMPI_CUDA_CHECK(op, all, list);
     AMPI_TRY(ampi_ln_check(exec, op, &f, eps));
     if (rows == 0) return AMP_OK;
-    q.x = x.data; q.gamma = gamma.data; q.beta = beta.data; q.bt = ampi_dtype_or_f32(beta.dtype);
-    q.y = y.data; q.save_mean = save_mean;
+    ampi_cuda_take(&q.x, &q.xt, x);
+    ampi_cuda_take(&q.gamma, &q.gt, gamma);
+    ampi_cuda_take(&q.beta, &q.bt, beta);
+    ampi_cuda_take(&q.y, &q.yt, y);
+    q.save_mean = save_mean;
     q.save_invstd = save_invstd;
-    q.xt = ampi_dtype_or_f32(x.dtype); q.gt = ampi_dtype_or_f32(gamma.dtype);
-    q.yt = ampi_dtype_or_f32(y.dtype);
     q.rows = rows; q.d = d; q.inverse_d = 1.0 / (double)d; q.eps = (float)f.eps;
     return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_layer_norm, rows, d, AMPI_CUDA_ROW_SHARED, q);
 }
@@ -5523,7 +5472,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T))
         ampi_k_layer_norm_backward(ampi_cuda_ln q) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
-    for (size_t row = ampi_d_group<T>(); row < q.rows; row += ampi_d_groups<T>()) {
+    AMPI_D_EACH(row, q.rows) {
         ampi_row<KEEP> x, dy;
         double v[2] = { 0.0, 0.0 };
         const float mean = q.mean[row], invstd = q.invstd[row];
@@ -5579,7 +5528,7 @@ AMPI_FN size_t ampi_cuda_layer_norm_workspace(size_t rows, size_t d) {
 
 /* Adds the rows from `row` on, two with their loads under way together, four to a float sum. */
 AMPI_D void ampi_d_ln_down(const ampi_cuda_ln& q, size_t row, size_t last, size_t i,
-                           double (&dg)[8], double (&db)[8]) {
+        double (&dg)[8], double (&db)[8]) {
     for (; row < last; row += 4 * (size_t)AMPI_CUDA_LN_WARPS) {
         float g[8] = {}, b[8] = {};
         AMPI_ROLLED
@@ -5670,41 +5619,37 @@ AMPI_FN amp_result ampi_cuda_ln_columns(ampi_cuda_ln q, const char* op, const am
     if (q.parts > 1)
         q.partial = (float*)ampi_cuda_scratch(exec, ampi_cuda_ln_partial_bytes(q.rows, q.d));
     AMPI_TRY(ampi_cuda_launch(exec, op, ampi_k_layer_norm_columns,
-        dim3(blocks, q.partial ? (unsigned)q.parts : 1u), dim3(AMPI_CUDA_BLOCK), shared, q));
+        dim3(blocks, q.partial ? (unsigned)q.parts : 1u), AMPI_CUDA_BLOCK, shared, q));
     if (!q.partial) return AMP_OK;
-    return ampi_cuda_launch(exec, op, ampi_k_layer_norm_parts, dim3(blocks), dim3(AMPI_CUDA_BLOCK),
+    return ampi_cuda_launch(exec, op, ampi_k_layer_norm_parts, blocks, AMPI_CUDA_BLOCK,
         0, q);
 }
 
 /* The table's layer_norm_backward. */
-AMPI_FN amp_result ampi_cuda_layer_norm_backward(amp_ref dy, amp_ref x, amp_ref gamma, float eps,
-        const float* save_mean, const float* save_invstd, amp_ref dx, amp_ref dgamma,
-        amp_ref dbeta, int accumulate, size_t rows, size_t d, const amp_exec* exec) {
+AMPI_CUDA(layer_norm_backward, amp_ref dy, amp_ref x, amp_ref gamma, float eps,
+        const float* save_mean, const float* save_invstd, amp_ref dx, amp_ref dgamma, amp_ref dbeta,
+        int accumulate, size_t rows, size_t d) {
     const char* op = "amp_cuda_layer_norm_backward";
     const size_t all = ampi_area(rows, d);
-    const ampi_argument list[] = { AMPI_ARG(dy, AMPI_IN, all),
-                                   AMPI_ARG(x, AMPI_IN, all),
-                                   AMPI_ARG(gamma, AMPI_NULL, d),
-                                   AMPI_ARG(dx, AMPI_OUT | AMPI_NULL, all),
-                                   AMPI_ARG_F32(save_mean, AMPI_NULL, rows),
-                                   AMPI_ARG_F32(save_invstd, AMPI_NULL, rows),
-                                   AMPI_ARG(dgamma, AMPI_OUT | AMPI_NULL, d),
-                                   AMPI_ARG(dbeta, AMPI_OUT | AMPI_NULL, d) };
+    const ampi_argument list[] = { AMPI_ARG(dy, AMPI_IN, all), AMPI_ARG(x, AMPI_IN, all),
+        AMPI_ARG(gamma, AMPI_NULL, d), AMPI_ARG(dx, AMPI_OUT | AMPI_NULL, all),
+        AMPI_ARG_F32(save_mean, AMPI_NULL, rows), AMPI_ARG_F32(save_invstd, AMPI_NULL, rows),
+        AMPI_ARG(dgamma, AMPI_OUT | AMPI_NULL, d), AMPI_ARG(dbeta, AMPI_OUT | AMPI_NULL, d) };
     ampi_cuda_ln q = {};
     ampi_rows f = ampi_rows_of(list, rows, d);
     amp_exec rest = exec ? *exec : amp_exec();
-    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, all, list));
+    AMPI_CUDA_CHECK(op, all, list);
     AMPI_TRY(ampi_ln_check(exec, op, &f, eps));
     if (rows == 0 && accumulate & AMP_ACCUMULATE_PARAMS) return AMP_OK;
     if (rows == 0) AMPI_TRY(ampi_cuda_check_pointer(exec, op, "dgamma", dgamma.data));
     if (rows == 0) AMPI_TRY(ampi_cuda_check_pointer(exec, op, "dbeta", dbeta.data));
-    q.x = x.data; q.dy = dy.data; q.gamma = gamma.data; q.y = dx.data; q.dgamma = dgamma.data;
-    q.dbeta = dbeta.data;
+    ampi_cuda_take(&q.x, &q.xt, x);
+    ampi_cuda_take(&q.dy, &q.dyt, dy);
+    ampi_cuda_take(&q.gamma, &q.gt, gamma);
+    ampi_cuda_take(&q.y, &q.yt, dx);
+    ampi_cuda_take(&q.dgamma, &q.dgt, dgamma);
+    ampi_cuda_take(&q.dbeta, &q.dbt, dbeta);
     q.mean = save_mean; q.invstd = save_invstd;
-    q.xt = ampi_dtype_or_f32(x.dtype); q.dyt = ampi_dtype_or_f32(dy.dtype);
-    q.gt = ampi_dtype_or_f32(gamma.dtype);
-    q.yt = ampi_dtype_or_f32(dx.dtype); q.dgt = ampi_dtype_or_f32(dgamma.dtype);
-    q.dbt = ampi_dtype_or_f32(dbeta.dtype);
     q.rows = rows; q.d = d; q.inverse_d = 1.0 / (double)d;
     q.accumulate = accumulate & AMP_ACCUMULATE_PARAMS;
     q.add = accumulate & AMP_ACCUMULATE_INPUT;
@@ -5766,7 +5711,7 @@ template <int T, int KEEP>
 static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_softmax(ampi_cuda_softmax q) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
-    for (size_t row = ampi_d_group<T>(); row < q.rows; row += ampi_d_groups<T>()) {
+    AMPI_D_EACH(row, q.rows) {
         ampi_row<KEEP> x;
         float max;
         double unused;
@@ -5786,7 +5731,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T))
         ampi_k_softmax_backward(ampi_cuda_softmax q) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
-    for (size_t row = ampi_d_group<T>(); row < q.rows; row += ampi_d_groups<T>()) {
+    AMPI_D_EACH(row, q.rows) {
         ampi_row<KEEP> y, dy;
         double dot[1] = { 0.0 };
         ampi_d_row_start<T>(y, q.x, q.xt, row, q.d, q.d);
@@ -5808,31 +5753,29 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T))
 }
 
 /* The table's softmax_forward. */
-AMPI_FN amp_result ampi_cuda_softmax_forward(amp_ref x, amp_ref y, size_t rows, size_t d,
-        const amp_exec* exec) {
+AMPI_CUDA(softmax_forward, amp_ref x, amp_ref y, size_t rows, size_t d) {
     const char* op = "amp_cuda_softmax_forward";
     const size_t all = ampi_area(rows, d);
-    const ampi_argument list[] = { AMPI_ARG(x, AMPI_SAME, all),
-                                   AMPI_ARG(y, AMPI_OUT | AMPI_SAME, all) };
+    const ampi_argument list[] = {
+        AMPI_ARG(x, AMPI_SAME, all), AMPI_ARG(y, AMPI_OUT | AMPI_SAME, all) };
     const ampi_cuda_softmax q = { x.data, NULL, y.data, ampi_dtype_or_f32(x.dtype), AMP_F32,
         ampi_dtype_or_f32(y.dtype), rows, d, 0 };
-    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, all, list));
+    AMPI_CUDA_CHECK(op, all, list);
     if (rows == 0 || d == 0) return AMP_OK;
     return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_softmax, rows, d, AMPI_CUDA_ROW_SHARED, q);
 }
 
 /* The table's softmax_backward. */
-AMPI_FN amp_result ampi_cuda_softmax_backward(amp_ref dy, amp_ref y, amp_ref dx, int accumulate,
-        size_t rows, size_t d, const amp_exec* exec) {
+AMPI_CUDA(softmax_backward, amp_ref dy, amp_ref y, amp_ref dx, int accumulate, size_t rows,
+        size_t d) {
     const char* op = "amp_cuda_softmax_backward";
     const size_t all = ampi_area(rows, d);
-    const ampi_argument list[] = { AMPI_ARG(dy, AMPI_IN, all),
-                                   AMPI_ARG(y, AMPI_IN, all),
-                                   AMPI_ARG(dx, AMPI_OUT | AMPI_NULL, all) };
+    const ampi_argument list[] = { AMPI_ARG(dy, AMPI_IN, all), AMPI_ARG(y, AMPI_IN, all),
+        AMPI_ARG(dx, AMPI_OUT | AMPI_NULL, all) };
     const ampi_cuda_softmax q = { y.data, dy.data, dx.data, ampi_dtype_or_f32(y.dtype),
-                                  ampi_dtype_or_f32(dy.dtype), ampi_dtype_or_f32(dx.dtype), rows, d,
+        ampi_dtype_or_f32(dy.dtype), ampi_dtype_or_f32(dx.dtype), rows, d,
         accumulate & AMP_ACCUMULATE_INPUT };
-    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, all, list));
+    AMPI_CUDA_CHECK(op, all, list);
     if (!dx.data || rows == 0 || d == 0) return AMP_OK;
     return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_softmax_backward, rows, d, AMPI_CUDA_ROW_SHARED,
         q);
@@ -5982,7 +5925,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T))
     ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
     double* parts = q.parts ? q.parts : shared + 32;
-    for (size_t part = ampi_d_group<T>(); part < q.count; part += ampi_d_groups<T>()) {
+    AMPI_D_EACH(part, q.count) {
         double sum = 0.0;
         for (size_t row = part; row < q.n; row += q.count)
             sum += ampi_d_cross_entropy_row<T, KEEP>(q, row, shared);
@@ -6071,8 +6014,8 @@ AMPI_FN size_t ampi_cuda_loss_plan(ampi_cuda_loss* q, size_t parts, size_t alone
 AMPI_FN amp_result ampi_cuda_loss_end(const ampi_cuda_loss& q, const char* op,
         const amp_exec* exec) {
     if (!q.parts) return AMP_OK;
-    return ampi_cuda_launch(exec, op, ampi_k_loss_mean, dim3(1), dim3(AMPI_CUDA_BLOCK),
-                            AMPI_CUDA_BLOCK / 32 * sizeof(double), q);
+    return ampi_cuda_launch(exec, op, ampi_k_loss_mean, 1, AMPI_CUDA_BLOCK,
+        AMPI_CUDA_BLOCK / 32 * sizeof(double), q);
 }
 
 enum { AMPI_CUDA_LOSS_SHARED = (32 + AMPI_CUDA_LOSS_PARTS) * 8 };
@@ -6084,15 +6027,16 @@ AMPI_FN amp_result ampi_cuda_cross_entropy_init(ampi_cuda_loss* q, const amp_exe
         size_t ld, size_t n, size_t classes) {
     const amp_logger* log = ampi_exec_logger(exec);
     AMPI_REFUSE_WITH(log, n < 1 || classes < 1 || classes > INT32_MAX, AMP_ERR_SHAPE,
-            "%s: %lld rows of %lld classes need sizes of 1 to 2^31-1", op, ampi_shown(n),
-            ampi_shown(classes));
+        "%s: %lld rows of %lld classes need sizes of 1 to 2^31-1", op, ampi_shown(n),
+        ampi_shown(classes));
     if (desc) q->smoothing = desc->smoothing;
     AMPI_REFUSE_WITH(log, !ampi_in_range(&q->smoothing, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC,
-            "%s: smoothing %g is outside [0,1)", op, (double)q->smoothing);
+        "%s: smoothing %g is outside [0,1)", op, (double)q->smoothing);
     AMPI_REFUSE_WITH(log, ld < classes, AMP_ERR_ARGUMENT,
-            "%s: ld is %lld, but a row has %lld classes", op, ampi_shown(ld), ampi_shown(classes));
+        "%s: ld is %lld, but a row has %lld classes", op, ampi_shown(ld), ampi_shown(classes));
     AMPI_REFUSE_WITH(log, !labels, AMP_ERR_ARGUMENT, "%s: labels is NULL", op);
-    q->x = logits.data; q->xt = ampi_dtype_or_f32(logits.dtype); q->labels = labels;
+    ampi_cuda_take(&q->x, &q->xt, logits);
+    q->labels = labels;
     q->n = n; q->d = classes; q->ld = ld;
     q->ignores = desc && desc->ignored;
     if (q->ignores) q->ignored = *desc->ignored;
@@ -6104,8 +6048,8 @@ AMPI_FN amp_result ampi_cuda_few_run(ampi_cuda_loss* q, const char* op, const am
     q->tile = ampi_cuda_few_rows(q->d);
     size_t parts = ampi_min_size(ampi_cuda_parts(q->n, q->tile), AMPI_CUDA_FEW_PARTS);
     parts = ampi_cuda_loss_plan(q, parts, 1, exec);
-    return ampi_cuda_launch(exec, op, ampi_k_cross_entropy_few, dim3((unsigned)parts),
-                            dim3(AMPI_CUDA_FEW_BLOCK), AMPI_CUDA_FEW_SHARED, *q);
+    return ampi_cuda_launch(exec, op, ampi_k_cross_entropy_few, (unsigned)parts,
+        AMPI_CUDA_FEW_BLOCK, AMPI_CUDA_FEW_SHARED, *q);
 }
 
 /* The first launch for many classes. */
@@ -6117,16 +6061,15 @@ AMPI_FN amp_result ampi_cuda_many_run(ampi_cuda_loss* q, const char* op, const a
 }
 
 /* The table's softmax_cross_entropy_forward. */
-AMPI_FN amp_result ampi_cuda_softmax_cross_entropy_forward(amp_ref logits, const int32_t* labels,
-        const amp_cross_entropy_desc* desc, float* loss, size_t n, size_t classes,
-        const amp_exec* exec) {
+AMPI_CUDA(softmax_cross_entropy_forward, amp_ref logits, const int32_t* labels,
+        const amp_cross_entropy_desc* desc, float* loss, size_t n, size_t classes) {
     const char* op = "amp_cuda_softmax_cross_entropy_forward";
     size_t ld;
     const size_t all = ampi_cross_entropy_span(desc, n, classes, &ld);
-    const ampi_argument list[] = { AMPI_ARG(logits, AMPI_IN, all),
-                                   AMPI_ARG_F32(loss, AMPI_OUT, 1) };
+    const ampi_argument list[] = {
+        AMPI_ARG(logits, AMPI_IN, all), AMPI_ARG_F32(loss, AMPI_OUT, 1) };
     ampi_cuda_loss q = {};
-    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, all, list));
+    AMPI_CUDA_CHECK(op, all, list);
     AMPI_TRY(ampi_cuda_cross_entropy_init(&q, exec, op, logits, labels, desc, ld, n, classes));
     q.loss = loss;
     if (classes <= AMPI_CUDA_FEW && ld == classes) AMPI_TRY(ampi_cuda_few_run(&q, op, exec));
@@ -6152,7 +6095,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T), 1)
     const ampi_cuda_loss& q = s.q;
     const float base = q.smoothing / (float)q.d, factor = ampi_loss_factor(s.loss_scale, s.weight,
         ampi_d_loss_terms(q));
-    for (size_t row = ampi_d_group<T>(); row < q.n; row += ampi_d_groups<T>()) {
+    AMPI_D_EACH(row, q.n) {
         ampi_row<KEEP> x;
         float max;
         double unused;
@@ -6173,21 +6116,21 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T), 1)
 }
 
 /* The table's softmax_cross_entropy_backward. */
-AMPI_FN amp_result ampi_cuda_softmax_cross_entropy_backward(amp_ref logits, const int32_t* labels,
-        const amp_cross_entropy_desc* desc, const float* loss_scale, float weight,
-        amp_ref dlogits, size_t n, size_t classes, const amp_exec* exec) {
+AMPI_CUDA(softmax_cross_entropy_backward, amp_ref logits, const int32_t* labels,
+        const amp_cross_entropy_desc* desc, const float* loss_scale, float weight, amp_ref dlogits,
+        size_t n, size_t classes) {
     const char* op = "amp_cuda_softmax_cross_entropy_backward";
     size_t ld;
     const size_t all = ampi_cross_entropy_span(desc, n, classes, &ld);
-    const ampi_argument list[] = { AMPI_ARG(logits, AMPI_IN, all),
-                                   AMPI_ARG(dlogits, AMPI_OUT | AMPI_NULL, all),
-                                   AMPI_ARG_F32(loss_scale, AMPI_NULL, 1) };
+    const ampi_argument list[] = {
+        AMPI_ARG(logits, AMPI_IN, all), AMPI_ARG(dlogits, AMPI_OUT | AMPI_NULL, all),
+        AMPI_ARG_F32(loss_scale, AMPI_NULL, 1) };
     ampi_cuda_loss_slope s = {};
-    AMPI_TRY(AMPI_CUDA_CHECK(exec, op, all, list));
+    AMPI_CUDA_CHECK(op, all, list);
     AMPI_TRY(ampi_cuda_cross_entropy_init(&s.q, exec, op, logits, labels, desc, ld, n, classes));
     AMPI_TRY(ampi_check_mean(exec, op, n, weight));
     if (!dlogits.data) return AMP_OK;
-    s.dx = dlogits.data; s.dxt = ampi_dtype_or_f32(dlogits.dtype);
+    ampi_cuda_take(&s.dx, &s.dxt, dlogits);
     s.loss_scale = loss_scale; s.weight = weight;
     return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_cross_entropy_backward, n, classes,
         AMPI_CUDA_ROW_SHARED, s);
@@ -6212,66 +6155,46 @@ AMPI_D void ampi_d_apply(const ampi_op_loss_slope& op, float (&x)[8], float (&ta
 
 /* Refuses operands, a mean of nothing and a weight that is not finite. */
 AMPI_FN amp_result ampi_cuda_loss_check(const amp_exec* exec, const char* op, size_t n,
-                                        float weight, const ampi_argument* list, size_t count) {
+        float weight, const ampi_argument* list, size_t count) {
     AMPI_TRY(ampi_cuda_check_operands(exec, op, n, list, count));
     return ampi_check_mean(exec, op, n, weight);
 }
 
-/* The mean of a loss by elements. */
-AMPI_FN amp_result ampi_cuda_loss_forward(ampi_loss kind, const char* op, amp_ref x,
+/* The table's mse_forward or bce_with_logits_forward. */
+template <ampi_loss KIND>
+static amp_result ampi_cuda_loss_forward(amp_ref x,
         amp_ref target, float* loss, size_t n, const amp_exec* exec) {
-    const ampi_argument list[] = { AMPI_ARG(x, AMPI_IN, n),
-                                   AMPI_ARG(target, AMPI_IN, n),
-                                   AMPI_ARG_F32(loss, AMPI_OUT, 1) };
+    const char* op = KIND == AMPI_MSE ? "amp_cuda_mse_forward"
+        : "amp_cuda_bce_with_logits_forward";
+    const ampi_argument list[] = { AMPI_ARG(x, AMPI_IN, n), AMPI_ARG(target, AMPI_IN, n),
+        AMPI_ARG_F32(loss, AMPI_OUT, 1) };
     ampi_cuda_loss q = {};
     AMPI_TRY(ampi_cuda_loss_check(exec, op, n, 1.0f, list, 3));
-    q.x = x.data; q.xt = ampi_dtype_or_f32(x.dtype); q.target = target.data;
-    q.tt = ampi_dtype_or_f32(target.dtype);
+    ampi_cuda_take(&q.x, &q.xt, x);
+    ampi_cuda_take(&q.target, &q.tt, target);
     q.loss = loss; q.n = n;
-    q.kind = kind;
+    q.kind = KIND;
     q.tile = AMPI_CUDA_TILE;
     size_t parts = ampi_min_size(ampi_cuda_parts(n, AMPI_CUDA_TILE), AMPI_CUDA_LOSS_PARTS);
     parts = ampi_cuda_loss_plan(&q, parts, 2, exec);
-    AMPI_TRY(ampi_cuda_launch(exec, op, ampi_k_loss, dim3((unsigned)parts), dim3(AMPI_CUDA_BLOCK),
+    AMPI_TRY(ampi_cuda_launch(exec, op, ampi_k_loss, (unsigned)parts, AMPI_CUDA_BLOCK,
         AMPI_CUDA_LOSS_SHARED, q));
     return ampi_cuda_loss_end(q, op, exec);
 }
 
-/* The gradient of a loss by elements. */
-AMPI_FN amp_result ampi_cuda_loss_backward(ampi_loss kind, const char* op, amp_ref x,
+/* The table's mse_backward or bce_with_logits_backward. */
+template <ampi_loss KIND>
+static amp_result ampi_cuda_loss_backward(amp_ref x,
         amp_ref target, const float* loss_scale, float weight, amp_ref dx, size_t n,
         const amp_exec* exec) {
-    const ampi_argument list[] = { AMPI_ARG(x, AMPI_IN, n),
-                                   AMPI_ARG(target, AMPI_IN, n),
-                                   AMPI_ARG(dx, AMPI_OUT | AMPI_NULL, n),
-                                   AMPI_ARG_F32(loss_scale, AMPI_NULL, 1) };
-    const ampi_op_loss_slope functor = { kind, loss_scale, weight, 0.0f, n };
+    const char* op = KIND == AMPI_MSE ? "amp_cuda_mse_backward"
+        : "amp_cuda_bce_with_logits_backward";
+    const ampi_argument list[] = { AMPI_ARG(x, AMPI_IN, n), AMPI_ARG(target, AMPI_IN, n),
+        AMPI_ARG(dx, AMPI_OUT | AMPI_NULL, n), AMPI_ARG_F32(loss_scale, AMPI_NULL, 1) };
+    const ampi_op_loss_slope functor = { KIND, loss_scale, weight, 0.0f, n };
     AMPI_TRY(ampi_cuda_loss_check(exec, op, n, weight, list, 4));
     if (!dx.data) return AMP_OK;
     return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(x, target, dx, n), functor);
-}
-
-AMPI_FN amp_result ampi_cuda_mse_forward(amp_ref x, amp_ref target, float* loss, size_t n,
-        const amp_exec* exec) {
-    return ampi_cuda_loss_forward(AMPI_MSE, "amp_cuda_mse_forward", x, target, loss, n, exec);
-}
-
-AMPI_FN amp_result ampi_cuda_mse_backward(amp_ref x, amp_ref target, const float* loss_scale,
-        float weight, amp_ref dx, size_t n, const amp_exec* exec) {
-    return ampi_cuda_loss_backward(AMPI_MSE, "amp_cuda_mse_backward", x, target, loss_scale,
-        weight, dx, n, exec);
-}
-
-AMPI_FN amp_result ampi_cuda_bce_with_logits_forward(amp_ref x, amp_ref target, float* loss,
-        size_t n, const amp_exec* exec) {
-    return ampi_cuda_loss_forward(AMPI_BCE, "amp_cuda_bce_with_logits_forward", x, target, loss,
-        n, exec);
-}
-
-AMPI_FN amp_result ampi_cuda_bce_with_logits_backward(amp_ref x, amp_ref target,
-        const float* loss_scale, float weight, amp_ref dx, size_t n, const amp_exec* exec) {
-    return ampi_cuda_loss_backward(AMPI_BCE, "amp_cuda_bce_with_logits_backward", x, target,
-        loss_scale, weight, dx, n, exec);
 }
 
 /* >>impl-scaler Lists of tensors on the device, and the loss scale: found_inf, norms, unscaling,
@@ -6356,7 +6279,7 @@ AMPI_HD AMPI_FN ampi_cuda_bad ampi_cuda_nothing_bad(void) {
 
 /* The tables, in host memory. */
 AMPI_FN void ampi_cuda_fill_tables(const ampi_tensors* t, ampi_cuda_chunk* chunks,
-                                   ampi_cuda_array* arrays, char* names) {
+        ampi_cuda_array* arrays, char* names) {
     uint64_t next = 0, offset;
     int i;
     for (i = 0; i < t->count; i++) {
@@ -6377,11 +6300,11 @@ AMPI_FN void ampi_cuda_fill_tables(const ampi_tensors* t, ampi_cuda_chunk* chunk
 
 /* Device memory with the contents of a host block, which the caller may free at once. */
 AMPI_FN amp_result ampi_cuda_clone(void** out, const void* host, size_t bytes, const amp_exec* exec,
-                                   const char* place) {
+        const char* place) {
     amp_result r = ampi_cuda_check(exec, place, cudaMalloc(out, bytes));
     if (r != AMP_OK) { *out = NULL; return r; }
     r = ampi_cuda_check(exec, place, cudaMemcpyAsync(*out, host, bytes, cudaMemcpyHostToDevice,
-                                                     ampi_cuda_stream(exec)));
+        ampi_cuda_stream(exec)));
     if (r == AMP_OK) r = ampi_cuda_wait(exec, place);
     if (r == AMP_OK) return r;
     ampi_cuda_free(*out, NULL);
@@ -6392,7 +6315,7 @@ AMPI_FN amp_result ampi_cuda_clone(void** out, const void* host, size_t bytes, c
 /* The table of a list, made on the host and copied to memory of the device: chunks, arrays,
    names, what is found. */
 AMPI_FN amp_result ampi_cuda_fill_list(amp_cuda_tensors* l, const ampi_tensors* t,
-                                       const amp_exec* exec, const char* place) {
+        const amp_exec* exec, const char* place) {
     size_t total = 0, chunk_count = 0, found, sums, moved, chunks, arrays, names;
     unsigned char *host, *base;
     amp_result r;
@@ -6412,7 +6335,7 @@ AMPI_FN amp_result ampi_cuda_fill_list(amp_cuda_tensors* l, const ampi_tensors* 
         (ampi_ull)total);
     ((ampi_cuda_found*)(void*)(host + found))->bad = ampi_cuda_nothing_bad();
     ampi_cuda_fill_tables(t, (ampi_cuda_chunk*)(void*)(host + chunks),
-                          (ampi_cuda_array*)(void*)(host + arrays), (char*)(host + names));
+        (ampi_cuda_array*)(void*)(host + arrays), (char*)(host + names));
     r = ampi_cuda_clone(&l->memory, host, total, exec, place);
     free(host);
     base = (unsigned char*)l->memory;
@@ -6437,7 +6360,7 @@ AMP_DEF void amp_cuda_tensors_destroy(amp_cuda_tensors* list) {
 
 /* The pointers are known to be good. */
 AMPI_FN amp_result ampi_cuda_make_list(amp_cuda_tensors** out, const ampi_tensors* t,
-                                       const amp_exec* exec, const char* place) {
+        const amp_exec* exec, const char* place) {
     amp_cuda_tensors* l = (amp_cuda_tensors*)calloc(1, sizeof *l);
     ampi_two_lists lists;
     amp_result r;
@@ -6464,7 +6387,7 @@ AMPI_FN amp_result ampi_cuda_make_list(amp_cuda_tensors** out, const ampi_tensor
 
 /* A list of tensors on the device in *out, NULL after an error. */
 AMP_DEF amp_result amp_cuda_tensors_create(amp_cuda_tensors** out, const amp_tensor* tensors,
-                                           int count, const amp_exec* exec) {
+        int count, const amp_exec* exec) {
     static const char place[] = "amp_cuda_tensors_create";
     ampi_tensors t = ampi_tensors_of(tensors, count, place);
     int i;
@@ -6664,7 +6587,7 @@ static __global__ void ampi_k_scaler_flag(const ampi_cuda_scaler_block* b, float
 /* 16 bytes at a time as far as `wide` units go. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
 ampi_k_copy_if_skipped(const ampi_cuda_scaler_block* b, unsigned char* dst,
-                       const unsigned char* src, size_t wide, size_t bytes) {
+    const unsigned char* src, size_t wide, size_t bytes) {
     ampi_ptx_grid_wait();
     size_t at = (size_t)blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x,
         step = (size_t)gridDim.x * AMPI_CUDA_BLOCK, i;
@@ -6791,7 +6714,7 @@ AMPI_D uint32_t ampi_d_magnitude(const ampi_cuda_range& v, unsigned i) {
     float sum;
     if (KIND != AMPI_LOOK_SUMS)
         return v.x_dtype == AMP_F32 ? ((const uint32_t*)v.x)[i] & 0x7fffffffu
-                                                            : ((const uint16_t*)v.x)[i] & 0x7fffu;
+            : ((const uint16_t*)v.x)[i] & 0x7fffu;
     sum = ampi_fma(1, ampi_d_load(v.x, v.x_dtype, i), v.inverse, ampi_d_load(v.y, v.y_dtype, i));
     return v.y_dtype == AMP_F32   ? ampi_bits(sum) & 0x7fffffffu
            : v.y_dtype == AMP_F16 ? ampi_d_round_half(sum) & 0x7fffu
@@ -6839,7 +6762,7 @@ AMPI_D void ampi_d_look_unscale(const ampi_cuda_look& a, const ampi_cuda_chunk& 
 /* One round: each thread of the block looks at two eights. */
 template <int KIND>
 AMPI_D void ampi_d_look_chunk(ampi_cuda_scan& s, const ampi_cuda_look& a, const ampi_cuda_chunk& x,
-                              uint64_t c, ampi_cuda_bad_here* bad) {
+        uint64_t c, ampi_cuda_bad_here* bad) {
     const ampi_cuda_range v = ampi_d_range_of<KIND>(a, x, c);
     const unsigned at = 8 * threadIdx.x, apart = 8 * AMPI_CUDA_BLOCK;
     const bool sums = KIND == AMPI_LOOK_SUMS;
@@ -6954,7 +6877,7 @@ AMPI_D void ampi_d_look_ask(ampi_cuda_known& k, const ampi_cuda_look& a) {
 /* ampi_scaler_record on the device, where the window's info is cleared already if this is its first
    list. Clean findings change nothing but the norm. */
 AMPI_D void ampi_d_scaler_record(ampi_cuda_scaler_block* b, const amp_overflow_info* found,
-                                 bool stops, int list, double norm) {
+        bool stops, int list, double norm) {
     b->closed = 0;
     b->info.norm = norm;
     if (list >= 0) b->norms[list] = norm;
@@ -7019,7 +6942,7 @@ AMPI_FN amp_result ampi_cuda_look_at(const ampi_cuda_look* a, int kind, const am
     return ampi_cuda_launch(exec, place, kind == AMPI_LOOK        ? ampi_k_look<AMPI_LOOK>
                                          : kind == AMPI_LOOK_SUMS ? ampi_k_look<AMPI_LOOK_SUMS>
                                                                   : ampi_k_look<AMPI_LOOK_UNSCALE>,
-                            ampi_cuda_list_grid(&a->src), dim3(AMPI_CUDA_BLOCK),
+                            ampi_cuda_list_grid(&a->src), AMPI_CUDA_BLOCK,
                             sizeof(ampi_cuda_look_shared), *a);
 }
 
@@ -7062,8 +6985,8 @@ AMPI_FN amp_result ampi_cuda_settle(const amp_cuda_tensors* list,
         const ampi_cuda_scaler_block* scaler, const amp_exec* exec, const char* place) {
     const uint64_t blocks = (list->list.chunk_count + AMPI_CUDA_SETTLE_CHUNKS
         - 1) / AMPI_CUDA_SETTLE_CHUNKS;
-    return ampi_cuda_launch(exec, place, ampi_k_settle, dim3((unsigned)blocks),
-                            dim3(AMPI_CUDA_BLOCK), 0, list->list, scaler);
+    return ampi_cuda_launch(exec, place, ampi_k_settle, (unsigned)blocks, AMPI_CUDA_BLOCK, 0,
+        list->list, scaler);
 }
 
 typedef struct ampi_cuda_move {
@@ -7075,7 +6998,7 @@ typedef struct ampi_cuda_move {
 
 /* Eight elements of dst = those of src times factor, or += if a.accumulate. */
 AMPI_D void ampi_d_move8(const ampi_cuda_move& a, const ampi_cuda_chunk& x,
-                         const ampi_cuda_chunk& y, unsigned i, float factor) {
+        const ampi_cuda_chunk& y, unsigned i, float factor) {
     float v[8], sum[8];
     ampi_eight r;
     ampi_d_load8(v, x.data, x.dtype, i, x.n);
@@ -7113,21 +7036,21 @@ AMPI_FN amp_result ampi_cuda_move_list(const amp_cuda_tensors* dst, const amp_cu
     a.scaler = scaler;
     a.accumulate = accumulate;
     return ampi_cuda_launch(exec, place, ampi_k_move, ampi_cuda_chunk_grid(&src->list),
-        dim3(AMPI_CUDA_BLOCK), 0, a);
+        AMPI_CUDA_BLOCK, 0, a);
 }
 
 /* --- the scaler's calls --- */
 
 /* A scaler that goes on from where `from` is. */
 AMPI_FN amp_result ampi_cuda_scaler_clone(amp_cuda_scaler** out, const amp_scaler* from,
-                                          const amp_exec* exec, const char* place) {
+        const amp_exec* exec, const char* place) {
     ampi_cuda_scaler_block block;
     amp_cuda_scaler* s = (amp_cuda_scaler*)calloc(1, sizeof *s);
     amp_result r;
     int i;
     AMPI_REFUSE_WITH(&from->logger, !s, AMP_ERR_MEMORY, "%s: out of memory", place);
     s->window = *from;
-    memset(&block, 0, sizeof block);
+    AMPI_CLEAR(block);
     block.state = from->state;
     block.rule = from->rule;
     block.info = from->info;
@@ -7151,7 +7074,7 @@ AMP_DEF amp_result amp_cuda_scaler_create(amp_cuda_scaler** out, const amp_scale
     amp_scaler host;
     AMPI_REFUSE_CALL(!out, AMP_ERR_ARGUMENT, "%s: out is NULL", place);
     *out = NULL;
-    memset(&d, 0, sizeof d);
+    AMPI_CLEAR(d);
     if (desc) d = *desc;
     d.logger = logger;
     AMPI_TRY(amp_scaler_init(&host, &d));
@@ -7182,7 +7105,7 @@ AMP_DEF const amp_scaler_state* amp_cuda_scaler_device_state(const amp_cuda_scal
 
 /* A list as amp.h's functions know it. */
 AMPI_FN amp_result ampi_cuda_scaler_list(const amp_cuda_scaler* s, const amp_cuda_tensors* list,
-                                         ampi_tensors* t, const amp_exec* exec, const char* place) {
+        ampi_tensors* t, const amp_exec* exec, const char* place) {
     AMPI_CUDA_REFUSE_NULL(!s, "the scaler");
     AMPI_REFUSE_WITH(&s->window.logger, !list, AMP_ERR_ARGUMENT, "%s: the list is NULL", place);
     *t = ampi_tensors_of(list->tensors, list->count, place);
@@ -7205,9 +7128,9 @@ AMPI_FN void ampi_cuda_note(amp_cuda_scaler* s, const ampi_tensors* t, uint32_t 
 
 /* A look at scaled gradients. `named` is the list whose number the norm is kept under. */
 AMPI_FN ampi_cuda_look ampi_cuda_look_of(amp_cuda_scaler* s, const amp_cuda_tensors* list,
-                                         const ampi_tensors* named) {
+        const ampi_tensors* named) {
     ampi_cuda_look a;
-    memset(&a, 0, sizeof a);
+    AMPI_CLEAR(a);
     a.src = list->list;
     a.scaler = s->device;
     a.list = ampi_cuda_list_number(&s->window, named);
@@ -7234,7 +7157,7 @@ AMP_DEF amp_result amp_cuda_scaler_check(amp_cuda_scaler* s, const amp_cuda_tens
 
 /* The gradients are scanned and unscaled in place on the stream, without a wait. */
 AMP_DEF amp_result amp_cuda_scaler_unscale(amp_cuda_scaler* s, const amp_cuda_tensors* grads,
-                                           const amp_exec* exec) {
+        const amp_exec* exec) {
     static const char place[] = "amp_cuda_scaler_unscale";
     ampi_cuda_look a;
     ampi_tensors t;
@@ -7271,9 +7194,9 @@ AMP_DEF amp_result amp_cuda_scaler_unscale_into(amp_cuda_scaler* s, const amp_cu
 
 /* flags: in device memory, as ampi_k_scaler_raise takes them. */
 AMPI_FN amp_result ampi_cuda_scaler_raise(amp_cuda_scaler* s, const float* flags,
-                                          const amp_exec* exec, const char* place) {
+        const amp_exec* exec, const char* place) {
     AMPI_CUDA_REFUSE_NULL(!s, "the scaler");
-    AMPI_TRY(ampi_cuda_launch(exec, place, ampi_k_scaler_raise, dim3(1), dim3(1), 0, s->device,
+    AMPI_TRY(ampi_cuda_launch(exec, place, ampi_k_scaler_raise, 1, 1, 0, s->device,
         flags));
     s->window.recorded = 1;
     return AMP_OK;
@@ -7285,27 +7208,14 @@ AMP_DEF amp_result amp_cuda_scaler_report_overflow(amp_cuda_scaler* s, const amp
 
 /* A scan of `count` FP32 losses in device memory for inf and NaN, without a wait. */
 AMP_DEF amp_result amp_cuda_scaler_check_loss(amp_cuda_scaler* s, const float* losses, int count,
-                                              const amp_exec* exec) {
+        const amp_exec* exec) {
     static const char place[] = "amp_cuda_scaler_check_loss";
     if (!s || !losses) return ampi_cuda_missing(exec, place, s ? "losses" : "the scaler");
     AMPI_REFUSE_WITH(&s->window.logger, count < 0, AMP_ERR_ARGUMENT, "%s: count %d is negative",
         place, count);
     AMPI_TRY(ampi_cuda_check_pointer(exec, place, "losses", losses));
-    return ampi_cuda_launch(exec, place, ampi_k_scaler_losses, dim3(1), dim3(1), 0, s->device,
+    return ampi_cuda_launch(exec, place, ampi_k_scaler_losses, 1, 1, 0, s->device,
         losses, count);
-}
-
-/* found_inf and unsound as floats, to be summed over ranks, and the sums back. */
-AMPI_FN amp_result ampi_cuda_scaler_export_flags(const amp_cuda_scaler* s, float* flags,
-        const amp_exec* exec) {
-    return ampi_cuda_launch(exec, "amp_cuda: export of found_inf", ampi_k_scaler_flag, dim3(1),
-                            dim3(1), 0, s->device, flags);
-}
-
-/* Flags of other ranks that are not 0 make the window's found_inf or unsound 1. */
-AMPI_FN amp_result ampi_cuda_scaler_import_flags(amp_cuda_scaler* s, const float* flags,
-        const amp_exec* exec) {
-    return ampi_cuda_scaler_raise(s, flags, exec, "amp_cuda: import of found_inf");
 }
 
 /* The scale's update on the stream, without a wait; refused if nothing was recorded since the
@@ -7315,7 +7225,7 @@ AMP_DEF amp_result amp_cuda_scaler_update(amp_cuda_scaler* s, const amp_exec* ex
     AMPI_CUDA_REFUSE_NULL(!s, "the scaler");
     AMPI_REFUSE_WITH(&s->window.logger, !s->window.recorded, AMP_ERR_STATE,
         "%s: nothing was checked, unscaled or stepped since the last update", place);
-    AMPI_TRY(ampi_cuda_launch(exec, place, ampi_k_scaler_update, dim3(1), dim3(32), 0, s->device));
+    AMPI_TRY(ampi_cuda_launch(exec, place, ampi_k_scaler_update, 1, 32, 0, s->device));
     s->window.recorded = s->window.list_count = 0;
     return AMP_OK;
 }
@@ -7323,23 +7233,23 @@ AMP_DEF amp_result amp_cuda_scaler_update(amp_cuda_scaler* s, const amp_exec* ex
 /* Ends a window as if it had not been. */
 AMPI_FN amp_result ampi_cuda_scaler_abandon(amp_cuda_scaler* s, const amp_exec* exec) {
     s->window.recorded = s->window.list_count = 0;
-    return ampi_cuda_launch(exec, "amp_cuda: abandon", ampi_k_scaler_abandon, dim3(1), dim3(1), 0,
+    return ampi_cuda_launch(exec, "amp_cuda: abandon", ampi_k_scaler_abandon, 1, 1, 0,
         s->device);
 }
 
 /* dst = src if the last window ended without a step. */
 AMPI_FN amp_result ampi_cuda_copy_if_skipped(void* dst, const void* src, size_t bytes,
-                                             const amp_cuda_scaler* s, const amp_exec* exec) {
+        const amp_cuda_scaler* s, const amp_exec* exec) {
     size_t wide = (((uintptr_t)dst | (uintptr_t)src) & 15u) == 0 ? bytes / 16 : 0;
     if (bytes == 0) return AMP_OK;
     return ampi_cuda_launch(exec, "amp_cuda: copy after a skip", ampi_k_copy_if_skipped,
-        ampi_cuda_grid(wide ? wide : bytes, AMPI_CUDA_BLOCK), dim3(AMPI_CUDA_BLOCK), 0, s->device,
+        ampi_cuda_grid(wide ? wide : bytes, AMPI_CUDA_BLOCK), AMPI_CUDA_BLOCK, 0, s->device,
         (unsigned char*)dst, (const unsigned char*)src, wide, bytes);
 }
 
 /* last_scale: of the last window that was closed. hit: the limits that were reached. */
 AMPI_FN amp_result ampi_cuda_scaler_fetch(amp_cuda_scaler* s, amp_scaler* host, float* last_scale,
-                                         int* hit, const amp_exec* exec) {
+        int* hit, const amp_exec* exec) {
     ampi_cuda_scaler_block block;
     int i;
     AMPI_TRY(ampi_cuda_copy_out(&block, s->device, sizeof block, exec));
@@ -7374,7 +7284,7 @@ AMP_DEF amp_result amp_cuda_scaler_write(amp_cuda_scaler* s, const amp_scaler* h
         "%s: not between a check and update", place);
     AMPI_REFUSE_WITH(&s->window.logger, memcmp(&s->window.rule, &host->rule,
         sizeof host->rule) != 0, AMP_ERR_ARGUMENT, "%s: host follows another rule", place);
-    return ampi_cuda_launch(exec, place, ampi_k_scaler_write, dim3(1), dim3(32), 0, s->device,
+    return ampi_cuda_launch(exec, place, ampi_k_scaler_write, 1, 32, 0, s->device,
         host->state);
 }
 
@@ -7461,7 +7371,7 @@ AMPI_D void ampi_d_prepare_fetch(ampi_cuda_findings& f, const ampi_cuda_prepare&
 
 /* What amp_optimizer_step finds out before it moves anything. */
 AMPI_D void ampi_d_prepare_info(amp_optimizer_info* info, const ampi_cuda_findings& f, float lr,
-                                double clip, unsigned lane) {
+        double clip, unsigned lane) {
     if (lane < AMPI_CUDA_INFO_WORDS) ((uint64_t*)(void*)&info->overflow)[lane] = f.word;
     if (lane != 0) return;
     info->applied = !f.found_inf;
@@ -7482,7 +7392,7 @@ AMPI_D void ampi_d_prepare_advance(amp_optimizer_state* state, const amp_optimiz
 /* Skip or not, the constants of each group, and the step counter. All lanes of a warp call it; o:
    in shared memory. */
 AMPI_D void ampi_d_prepare(ampi_cuda_optimizer_block* block, const ampi_cuda_findings& f,
-                           const amp_optimizer* o, unsigned lane) {
+        const amp_optimizer* o, unsigned lane) {
     const double factor = ampi_schedule_factor(&o->desc.schedule, o->state.step);
     const double clip = f.found_inf ? 1.0 : ampi_clip_coefficient(o, f.norm);
     const float mult = (float)__dmul_rn((double)f.inverse, clip);
@@ -7515,7 +7425,7 @@ static __global__ void ampi_k_prepare(const ampi_cuda_prepare a) {
 
 /* The optimizer's state, or its learning rate alone, is replaced; one thread. */
 static __global__ void ampi_k_optimizer_write(ampi_cuda_optimizer_block* block,
-                                       const amp_optimizer_state state, int lr_only) {
+        const amp_optimizer_state state, int lr_only) {
     ampi_ptx_grid_wait();
     if (lr_only) block->o.state.lr = state.lr;
     else block->o.state = state;
@@ -7538,7 +7448,7 @@ AMPI_D void ampi_d_fetch4(ampi_four& r, const void* x, amp_dtype t, size_t i, si
     } else {
         for (int j = 0; j < 4; j++)
             r.w[j] = i + (size_t)j >= n ? 0u : t == AMP_F32 ? ((const uint32_t*)x)[i + (size_t)j]
-                                                            : ((const uint16_t*)x)[i + (size_t)j];
+                : ((const uint16_t*)x)[i + (size_t)j];
     }
 }
 
@@ -7760,7 +7670,7 @@ AMPI_FN ampi_cuda_param ampi_cuda_param_of(const amp_param* p) {
     ampi_cuda_param d;
     uintptr_t wide = (uintptr_t)p->master | (uintptr_t)p->m | (uintptr_t)p->v,
         narrow = (uintptr_t)p->low;
-    memset(&d, 0, sizeof d);
+    AMPI_CLEAR(d);
     d.master = p->master;
     d.low = p->low;
     d.grad = p->grad;
@@ -7866,7 +7776,7 @@ AMP_DEF amp_result amp_cuda_optimizer_create(amp_cuda_optimizer** out,
     amp_result r;
     AMPI_CUDA_REFUSE_NULL(!out, "out");
     *out = NULL;
-    memset(&d, 0, sizeof d);
+    AMPI_CLEAR(d);
     if (desc) d = *desc;
     if (!d.logger) d.logger = ampi_exec_logger(exec);
     o = (amp_cuda_optimizer*)calloc(1, sizeof *o);
@@ -7894,10 +7804,10 @@ AMPI_FN amp_result ampi_cuda_optimizer_run(const amp_cuda_optimizer* o,
     a.trust = o->trust;
     if (!kernel)
         return ampi_cuda_launch(exec, place, ampi_k_lamb_trust,
-                                ampi_cuda_grid((size_t)o->host.count, 1), dim3(AMPI_CUDA_BLOCK),
-                                2 * sizeof(double) * AMPI_CUDA_BLOCK / 32, a, o->host.count);
-    return ampi_cuda_launch(exec, place, kernel, ampi_cuda_chunk_grid(&a.list),
-                            dim3(AMPI_CUDA_BLOCK), 2 * sizeof(double) * AMPI_CUDA_BLOCK / 32, a);
+            ampi_cuda_grid((size_t)o->host.count, 1), AMPI_CUDA_BLOCK,
+            2 * sizeof(double) * AMPI_CUDA_BLOCK / 32, a, o->host.count);
+    return ampi_cuda_launch(exec, place, kernel, ampi_cuda_chunk_grid(&a.list), AMPI_CUDA_BLOCK,
+        2 * sizeof(double) * AMPI_CUDA_BLOCK / 32, a);
 }
 
 /* The launches of the update: one, or three with LAMB. */
@@ -7919,7 +7829,7 @@ AMPI_FN amp_result ampi_cuda_optimizer_apply(const amp_cuda_optimizer* o, const 
 AMPI_FN amp_result ampi_cuda_optimizer_look(const amp_cuda_optimizer* o, amp_cuda_scaler* s,
         const ampi_tensors* t, int unscaled, const amp_exec* exec, const char* place) {
     ampi_cuda_look a;
-    memset(&a, 0, sizeof a);
+    AMPI_CLEAR(a);
     a.list = -1;
     a.src = o->grads->list;
     if (ampi_optimizer_blind(&o->host, s ? &s->window : NULL)) return AMP_OK;
@@ -7931,7 +7841,7 @@ AMPI_FN amp_result ampi_cuda_optimizer_look(const amp_cuda_optimizer* o, amp_cud
 
 /* ends: 1 = the scaler's window ends with it, as by amp_cuda_scaler_update. */
 AMPI_FN amp_result ampi_cuda_optimizer_launch(amp_cuda_optimizer* o, amp_cuda_scaler* s, int ends,
-                                            const amp_exec* exec, const char* place) {
+        const amp_exec* exec, const char* place) {
     ampi_cuda_prepare a;
     ampi_tensors t;
     int unscaled = 1;
@@ -7945,7 +7855,7 @@ AMPI_FN amp_result ampi_cuda_optimizer_launch(amp_cuda_optimizer* o, amp_cuda_sc
         s->window.logger = own;
     }
     AMPI_TRY(entered);
-    memset(&a, 0, sizeof a);
+    AMPI_CLEAR(a);
     a.block = o->device;
     a.unscaled = unscaled;
     if (s) {
@@ -7955,7 +7865,7 @@ AMPI_FN amp_result ampi_cuda_optimizer_launch(amp_cuda_optimizer* o, amp_cuda_sc
         a.found = o->grads->list.found;
     }
     AMPI_TRY(ampi_cuda_optimizer_look(o, s, &t, unscaled, exec, place));
-    AMPI_TRY(ampi_cuda_launch(exec, place, ampi_k_prepare, dim3(1), dim3(ends ? 64 : 32),
+    AMPI_TRY(ampi_cuda_launch(exec, place, ampi_k_prepare, 1, ends ? 64 : 32,
         16 * AMPI_CUDA_OPTIMIZER_UNITS, a));
     AMPI_TRY(ampi_cuda_optimizer_apply(o, exec, place));
     if (!s) return AMP_OK;
@@ -7976,12 +7886,12 @@ AMP_DEF amp_result amp_cuda_optimizer_zero_grad(amp_cuda_optimizer* o, const amp
     AMPI_CUDA_REFUSE_NULL(!o, "the optimizer");
     if (o->grads->list.chunk_count == 0) return AMP_OK;
     return ampi_cuda_launch(exec, place, ampi_k_zero_list, ampi_cuda_chunk_grid(&o->grads->list),
-                            dim3(AMPI_CUDA_BLOCK), 0, o->grads->list);
+        AMPI_CUDA_BLOCK, 0, o->grads->list);
 }
 
 /* What the device has found, with the name that the host knows. */
 AMPI_FN amp_optimizer_info ampi_cuda_optimizer_told(const amp_cuda_optimizer* o,
-                                                    const ampi_cuda_optimizer_block* block) {
+        const ampi_cuda_optimizer_block* block) {
     amp_optimizer_info info = block->info;
     const char* name = NULL;
     info.update_tensor = -1;
@@ -7996,7 +7906,7 @@ AMPI_FN amp_optimizer_info ampi_cuda_optimizer_told(const amp_cuda_optimizer* o,
 
 /* The optimizer as the host knows it in *host, and the last step in *info; waits. */
 AMP_DEF amp_result amp_cuda_optimizer_read(amp_cuda_optimizer* o, amp_optimizer* host,
-                                           amp_optimizer_info* info, const amp_exec* exec) {
+        amp_optimizer_info* info, const amp_exec* exec) {
     ampi_cuda_optimizer_block block;
     if (!o) return ampi_cuda_missing(exec, "amp_cuda_optimizer_read", "the optimizer");
     AMPI_TRY(ampi_cuda_copy_out(&block, o->device, sizeof block, exec));
@@ -8010,15 +7920,15 @@ AMP_DEF amp_result amp_cuda_optimizer_read(amp_cuda_optimizer* o, amp_optimizer*
 
 /* The state, or its learning rate alone, goes to the device after a check. */
 AMPI_FN amp_result ampi_cuda_optimizer_put(amp_cuda_optimizer* o, const amp_optimizer_state* state,
-                                             int lr_only, const amp_exec* exec, const char* place) {
+        int lr_only, const amp_exec* exec, const char* place) {
     AMPI_TRY(ampi_optimizer_check_state(state, &o->host.logger, place));
-    return ampi_cuda_launch(exec, place, ampi_k_optimizer_write, dim3(1), dim3(1), 0, o->device,
+    return ampi_cuda_launch(exec, place, ampi_k_optimizer_write, 1, 1, 0, o->device,
         *state, lr_only);
 }
 
 /* The whole state goes to the device. */
 AMP_DEF amp_result amp_cuda_optimizer_write(amp_cuda_optimizer* o, const amp_optimizer_state* state,
-                                            const amp_exec* exec) {
+        const amp_exec* exec) {
     static const char place[] = "amp_cuda_optimizer_write";
     if (!o || !state) return ampi_cuda_missing(exec, place, o ? "state" : "the optimizer");
     return ampi_cuda_optimizer_put(o, state, 0, exec, place);
@@ -8030,7 +7940,7 @@ AMP_DEF amp_result amp_cuda_optimizer_set_lr(amp_cuda_optimizer* o, float lr,
     static const char place[] = "amp_cuda_optimizer_set_lr";
     amp_optimizer_state state;
     AMPI_CUDA_REFUSE_NULL(!o, "the optimizer");
-    memset(&state, 0, sizeof state);
+    AMPI_CLEAR(state);
     state.lr = lr;
     return ampi_cuda_optimizer_put(o, &state, 1, exec, place);
 }
@@ -8110,13 +8020,13 @@ AMPI_FN amp_result ampi_cuda_training_make(amp_training* t, const amp_optimizer_
 }
 
 /* Scaler, optimizer and counter of passes are made on the device. */
-AMPI_FN amp_result ampi_cuda_training_open(amp_training* t, const amp_optimizer_desc* desc,
-                                           amp_param* params, int count, const amp_exec* exec) {
+AMPI_CUDA(training_open, amp_training* t, const amp_optimizer_desc* desc, amp_param* params,
+        int count) {
     const amp_allocator* a = &ampi_cuda_context(exec)->allocator;
     ampi_cuda_training* own = (ampi_cuda_training*)ampi_alloc(sizeof *own, a);
     amp_result r;
     AMPI_REFUSE_WITH(exec->logger, !own, AMP_ERR_MEMORY,
-            "amp_cuda: out of memory for the training state");
+        "amp_cuda: out of memory for the training state");
     memset(own, 0, sizeof *own);
     t->resident = own;
     r = ampi_cuda_training_make(t, desc, params, count, exec);
@@ -8128,7 +8038,7 @@ AMPI_FN amp_result ampi_cuda_training_open(amp_training* t, const amp_optimizer_
 
 /* The groups of `from`, where they are not o's own. */
 AMPI_FN amp_result ampi_cuda_optimizer_take_groups(amp_cuda_optimizer* o, const amp_optimizer* from,
-                                                   const amp_exec* exec) {
+        const amp_exec* exec) {
     if (memcmp(o->host.groups, from->groups, sizeof from->groups) == 0) return AMP_OK;
     AMPI_TRY(ampi_optimizer_check_rates(from, "amp_cuda: training step"));
     AMPI_TRY(ampi_cuda_copy_in(o->device->o.groups, from->groups, sizeof from->groups, exec));
@@ -8172,7 +8082,7 @@ AMPI_FN amp_result ampi_cuda_training_write(amp_training* t, const amp_exec* exe
 }
 
 /* The device counts passes by itself, because a replayed graph has fixed arguments. */
-AMPI_FN amp_result ampi_cuda_training_begin(amp_training* t, int window, const amp_exec* exec) {
+AMPI_CUDA(training_begin, amp_training* t, int window) {
     ampi_cuda_training* own = ampi_cuda_training_of(t);
     uint64_t before = t->passes - 1;
     AMPI_TRY(ampi_cuda_training_write(t, exec));
@@ -8193,37 +8103,35 @@ static __global__ void ampi_k_next_pass(uint64_t* position) {
 }
 
 /* The device counts a recorded pass. */
-AMPI_FN amp_result ampi_cuda_training_pass(amp_training* t, const amp_exec* exec) {
+AMPI_CUDA(training_pass, amp_training* t) {
     if (!t->position) return AMP_OK;
-    return ampi_cuda_launch(exec, "amp_cuda: pass", ampi_k_next_pass, dim3(1), dim3(1), 0,
-                            ampi_cuda_training_of(t)->position);
+    return ampi_cuda_launch(exec, "amp_cuda: pass", ampi_k_next_pass, 1, 1, 0,
+        ampi_cuda_training_of(t)->position);
 }
 
 /* A loss that is not finite makes the window unsound. */
-AMPI_FN amp_result ampi_cuda_training_losses(amp_training* t, const float* losses, int count,
-        const amp_exec* exec) {
+AMPI_CUDA(training_losses, amp_training* t, const float* losses, int count) {
     return amp_cuda_scaler_check_loss(ampi_cuda_training_of(t)->scaler, losses, count, exec);
 }
 
 /* All gradients are checked; flags[2] on the device tell found_inf and unsound. */
-AMPI_FN amp_result ampi_cuda_training_check(amp_training* t, const amp_tensor* grads, int count,
-                                            float* flags, const amp_exec* exec) {
+AMPI_CUDA(training_check, amp_training* t, const amp_tensor* grads, int count, float* flags) {
     ampi_cuda_training* own = ampi_cuda_training_of(t);
     AMPI_TRY(amp_cuda_scaler_check(own->scaler, amp_cuda_optimizer_grads(own->optimizer),
         exec));
     (void)grads; (void)count;
-    return ampi_cuda_scaler_export_flags(own->scaler, flags, exec);
+    return ampi_cuda_launch(exec, "amp_cuda: export of found_inf", ampi_k_scaler_flag, 1, 1, 0,
+        own->scaler->device, flags);
 }
 
 /* Flags of all ranks go to the scaler. */
-AMPI_FN amp_result ampi_cuda_training_agree(amp_training* t, const float* flags,
-        const amp_exec* exec) {
-    return ampi_cuda_scaler_import_flags(ampi_cuda_training_of(t)->scaler, flags, exec);
+AMPI_CUDA(training_agree, amp_training* t, const float* flags) {
+    return ampi_cuda_scaler_raise(ampi_cuda_training_of(t)->scaler, flags, exec,
+        "amp_cuda: import of found_inf");
 }
 
 /* The optimizer's step ends the window; after a skip `saved` goes back to `now`. */
-AMPI_FN amp_result ampi_cuda_training_step(amp_training* t, void* now, const void* saved,
-                                           size_t bytes, const amp_exec* exec) {
+AMPI_CUDA(training_step, amp_training* t, void* now, const void* saved, size_t bytes) {
     ampi_cuda_training* own = ampi_cuda_training_of(t);
     AMPI_TRY(ampi_cuda_optimizer_launch(own->optimizer, own->scaler, 1, exec,
         "amp_cuda_optimizer_step"));
@@ -8232,7 +8140,7 @@ AMPI_FN amp_result ampi_cuda_training_step(amp_training* t, void* now, const voi
 }
 
 /* The host's copies of scaler, optimizer and last step; waits. */
-AMPI_FN amp_result ampi_cuda_training_read(amp_training* t, const amp_exec* exec) {
+AMPI_CUDA(training_read, amp_training* t) {
     ampi_cuda_training* own = ampi_cuda_training_of(t);
     int hit;
     AMPI_TRY(amp_cuda_optimizer_read(own->optimizer, &t->optimizer, &t->last, exec));
@@ -8257,8 +8165,7 @@ AMPI_FN ampi_cuda_record* ampi_cuda_find_record(amp_cuda* c, uint64_t key) {
 }
 
 /* First call with a key: run. Second: record. From then on: replay. More keys than places: run. */
-AMPI_FN amp_result ampi_cuda_record_begin(amp_training* t, uint64_t key, amp_record* mode,
-        const amp_exec* exec) {
+AMPI_CUDA(record_begin, amp_training* t, uint64_t key, amp_record* mode) {
     amp_cuda* c = ampi_cuda_context(exec);
     ampi_cuda_record* found = ampi_cuda_find_record(c, key);
     cudaStream_t stream = ampi_cuda_stream(exec);
@@ -8276,11 +8183,11 @@ AMPI_FN amp_result ampi_cuda_record_begin(amp_training* t, uint64_t key, amp_rec
     *mode = AMP_RECORD_ON;
     c->recording = found;
     return ampi_cuda_check(exec, "amp_cuda: capture",
-                           cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
 }
 
 /* What was captured has not run yet: the new graph is launched at once. */
-AMPI_FN amp_result ampi_cuda_record_end(amp_training* t, amp_result body, const amp_exec* exec) {
+AMPI_CUDA(record_end, amp_training* t, amp_result body) {
     amp_cuda* c = ampi_cuda_context(exec);
     cudaStream_t stream = ampi_cuda_stream(exec);
     cudaGraphExec_t ready = NULL;
@@ -8304,16 +8211,19 @@ AMP_DEF const amp_backend* amp_cuda_backend(void) {
         ampi_cuda_copy_in, ampi_cuda_copy_out, ampi_cuda_upload, ampi_cuda_download,
         amp_cuda_convert, ampi_cuda_load,
         ampi_cuda_gemm_workspace, ampi_cuda_conv2d_workspace, ampi_cuda_layer_norm_workspace,
-        ampi_cuda_gemm, AMPI_CUDA_BOTH(linear), AMPI_CUDA_BOTH(conv2d), AMPI_CUDA_BOTH(pool2d),
+        ampi_cuda_gemm, ampi_cuda_linear_forward<0>, ampi_cuda_linear_backward,
+        ampi_cuda_conv2d_forward<0>, ampi_cuda_conv2d_backward, AMPI_CUDA_BOTH(pool2d),
         AMPI_CUDA_BOTH(batch_norm), AMPI_CUDA_BOTH(layer_norm),
         AMPI_CUDA_BOTH(activation), AMPI_CUDA_BOTH(softmax), ampi_cuda_dropout_forward,
         ampi_cuda_add_forward, AMPI_CUDA_BOTH(concat),
-        AMPI_CUDA_BOTH(softmax_cross_entropy), AMPI_CUDA_BOTH(mse), AMPI_CUDA_BOTH(bce_with_logits),
+        AMPI_CUDA_BOTH(softmax_cross_entropy),
+        ampi_cuda_loss_forward<AMPI_MSE>, ampi_cuda_loss_backward<AMPI_MSE>,
+        ampi_cuda_loss_forward<AMPI_BCE>, ampi_cuda_loss_backward<AMPI_BCE>,
         ampi_cuda_training_open, ampi_cuda_training_close, ampi_cuda_training_begin,
         ampi_cuda_training_pass, ampi_cuda_training_losses, ampi_cuda_training_check,
         ampi_cuda_training_agree, ampi_cuda_training_step, ampi_cuda_training_read,
         ampi_cuda_training_abandon, ampi_cuda_record_begin, ampi_cuda_record_end,
-        ampi_cuda_linear_relu, ampi_cuda_conv2d_relu
+        ampi_cuda_linear_forward<1>, ampi_cuda_conv2d_forward<1>
     };
     return &cuda;
 }
