@@ -476,7 +476,7 @@ AMPI_FN amp_result ampi_cuda_open_blas(amp_cuda* c) {
         "amp_cuda: built without cuBLAS (AMP_NO_CUBLAS)");
 }
 
-AMPI_FN void ampi_cuda_close_blas(amp_cuda* c) { (void)c; }
+AMPI_FN void ampi_cuda_close_blas(amp_cuda*) {}
 #endif
 
 /* Stream, events, cuBLAS. A stream of our own and the default stream wait for each other, so that
@@ -534,7 +534,7 @@ AMPI_FN amp_result ampi_cuda_make(amp_cuda** out, const amp_cuda_desc* desc,
         || (desc->graph != 0 && desc->graph != 1)), AMP_ERR_DESC,
         "amp_cuda_create: gemm is %d, graph is %d; they must be 0..2, and 0 or 1", (int)desc->gemm,
         desc->graph);
-    if ((r = ampi_cuda_check_device(logger)) != AMP_OK) return r;
+    AMPI_TRY(ampi_cuda_check_device(logger));
     c = (amp_cuda*)ampi_alloc(sizeof *c, a);
     AMPI_REFUSE_CALL(!c, AMP_ERR_MEMORY, "amp_cuda_create: out of memory");
     memset(c, 0, sizeof *c);
@@ -575,17 +575,15 @@ AMP_DEF amp_exec amp_cuda_exec(amp_cuda* c) {
 /* --- memory --- */
 
 /* Device memory of `bytes` bytes, or NULL; the allocator is ignored. */
-AMPI_FN void* ampi_cuda_alloc(size_t bytes, const amp_allocator* a) {
+AMPI_FN void* ampi_cuda_alloc(size_t bytes, const amp_allocator*) {
     void* p = NULL;
-    (void)a;
     if (cudaMalloc(&p, bytes) == cudaSuccess) return p;
     cudaGetLastError();
     return NULL;
 }
 
 /* Device memory is freed; the allocator is ignored, and errors are forgotten. */
-AMPI_FN void ampi_cuda_free(void* p, const amp_allocator* a) {
-    (void)a;
+AMPI_FN void ampi_cuda_free(void* p, const amp_allocator*) {
     if (cudaFree(p) != cudaSuccess) cudaGetLastError();
 }
 
@@ -6153,13 +6151,6 @@ AMPI_D void ampi_d_apply(const ampi_op_loss_slope& op, float (&x)[8], float (&ta
     else for (int j = 0; j < 8; j++) x[j] = (ampi_act_sigmoid(1, x[j]) - target[j]) * op.factor;
 }
 
-/* Refuses operands, a mean of nothing and a weight that is not finite. */
-AMPI_FN amp_result ampi_cuda_loss_check(const amp_exec* exec, const char* op, size_t n,
-        float weight, const ampi_argument* list, size_t count) {
-    AMPI_TRY(ampi_cuda_check_operands(exec, op, n, list, count));
-    return ampi_check_mean(exec, op, n, weight);
-}
-
 /* The table's mse_forward or bce_with_logits_forward. */
 template <ampi_loss KIND>
 static amp_result ampi_cuda_loss_forward(amp_ref x,
@@ -6169,7 +6160,8 @@ static amp_result ampi_cuda_loss_forward(amp_ref x,
     const ampi_argument list[] = { AMPI_ARG(x, AMPI_IN, n), AMPI_ARG(target, AMPI_IN, n),
         AMPI_ARG_F32(loss, AMPI_OUT, 1) };
     ampi_cuda_loss q = {};
-    AMPI_TRY(ampi_cuda_loss_check(exec, op, n, 1.0f, list, 3));
+    AMPI_CUDA_CHECK(op, n, list);
+    AMPI_TRY(ampi_check_mean(exec, op, n, 1.0f));
     ampi_cuda_take(&q.x, &q.xt, x);
     ampi_cuda_take(&q.target, &q.tt, target);
     q.loss = loss; q.n = n;
@@ -6192,7 +6184,8 @@ static amp_result ampi_cuda_loss_backward(amp_ref x,
     const ampi_argument list[] = { AMPI_ARG(x, AMPI_IN, n), AMPI_ARG(target, AMPI_IN, n),
         AMPI_ARG(dx, AMPI_OUT | AMPI_NULL, n), AMPI_ARG_F32(loss_scale, AMPI_NULL, 1) };
     const ampi_op_loss_slope functor = { KIND, loss_scale, weight, 0.0f, n };
-    AMPI_TRY(ampi_cuda_loss_check(exec, op, n, weight, list, 4));
+    AMPI_CUDA_CHECK(op, n, list);
+    AMPI_TRY(ampi_check_mean(exec, op, n, weight));
     if (!dx.data) return AMP_OK;
     return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(x, target, dx, n), functor);
 }
@@ -7210,7 +7203,7 @@ AMP_DEF amp_result amp_cuda_scaler_report_overflow(amp_cuda_scaler* s, const amp
 AMP_DEF amp_result amp_cuda_scaler_check_loss(amp_cuda_scaler* s, const float* losses, int count,
         const amp_exec* exec) {
     static const char place[] = "amp_cuda_scaler_check_loss";
-    if (!s || !losses) return ampi_cuda_missing(exec, place, s ? "losses" : "the scaler");
+    AMPI_CUDA_REFUSE_NULL(!s || !losses, s ? "losses" : "the scaler");
     AMPI_REFUSE_WITH(&s->window.logger, count < 0, AMP_ERR_ARGUMENT, "%s: count %d is negative",
         place, count);
     AMPI_TRY(ampi_cuda_check_pointer(exec, place, "losses", losses));
@@ -7279,7 +7272,7 @@ AMP_DEF amp_result amp_cuda_scaler_read(amp_cuda_scaler* s, amp_scaler* host,
 AMP_DEF amp_result amp_cuda_scaler_write(amp_cuda_scaler* s, const amp_scaler* host,
         const amp_exec* exec) {
     static const char place[] = "amp_cuda_scaler_write";
-    if (!s || !host) return ampi_cuda_missing(exec, place, s ? "host" : "the scaler");
+    AMPI_CUDA_REFUSE_NULL(!s || !host, s ? "host" : "the scaler");
     AMPI_REFUSE_WITH(&s->window.logger, s->window.recorded || host->recorded, AMP_ERR_STATE,
         "%s: not between a check and update", place);
     AMPI_REFUSE_WITH(&s->window.logger, memcmp(&s->window.rule, &host->rule,
@@ -7845,16 +7838,15 @@ AMPI_FN amp_result ampi_cuda_optimizer_launch(amp_cuda_optimizer* o, amp_cuda_sc
     ampi_cuda_prepare a;
     ampi_tensors t;
     int unscaled = 1;
-    amp_result entered = AMP_OK;
     AMPI_CUDA_REFUSE_NULL(!o, "the optimizer");
     AMPI_TRY(ampi_optimizer_enter(&o->host, s ? &s->window : NULL, &t, place));
     if (s) {
         const amp_logger own = s->window.logger;
         if (!own.log) s->window.logger = o->host.logger;
-        entered = ampi_scaler_enter(&s->window, &t, AMPI_STEPPED, &unscaled);
+        const amp_result r = ampi_scaler_enter(&s->window, &t, AMPI_STEPPED, &unscaled);
         s->window.logger = own;
+        AMPI_TRY(r);
     }
-    AMPI_TRY(entered);
     AMPI_CLEAR(a);
     a.block = o->device;
     a.unscaled = unscaled;
@@ -7930,7 +7922,7 @@ AMPI_FN amp_result ampi_cuda_optimizer_put(amp_cuda_optimizer* o, const amp_opti
 AMP_DEF amp_result amp_cuda_optimizer_write(amp_cuda_optimizer* o, const amp_optimizer_state* state,
         const amp_exec* exec) {
     static const char place[] = "amp_cuda_optimizer_write";
-    if (!o || !state) return ampi_cuda_missing(exec, place, o ? "state" : "the optimizer");
+    AMPI_CUDA_REFUSE_NULL(!o || !state, o ? "state" : "the optimizer");
     return ampi_cuda_optimizer_put(o, state, 0, exec, place);
 }
 
@@ -7964,8 +7956,7 @@ AMPI_FN amp_result ampi_cuda_backend_open(amp_exec* exec, const void* desc,
 }
 
 /* The context that the exec names is destroyed. */
-AMPI_FN void ampi_cuda_backend_close(amp_exec* exec, const amp_allocator* a) {
-    (void)a;
+AMPI_FN void ampi_cuda_backend_close(amp_exec* exec, const amp_allocator*) {
     amp_cuda_destroy(ampi_cuda_context(exec));
     exec->context = exec->stream = NULL;
 }
@@ -8115,11 +8106,9 @@ AMPI_CUDA(training_losses, amp_training* t, const float* losses, int count) {
 }
 
 /* All gradients are checked; flags[2] on the device tell found_inf and unsound. */
-AMPI_CUDA(training_check, amp_training* t, const amp_tensor* grads, int count, float* flags) {
+AMPI_CUDA(training_check, amp_training* t, const amp_tensor*, int, float* flags) {
     ampi_cuda_training* own = ampi_cuda_training_of(t);
-    AMPI_TRY(amp_cuda_scaler_check(own->scaler, amp_cuda_optimizer_grads(own->optimizer),
-        exec));
-    (void)grads; (void)count;
+    AMPI_TRY(amp_cuda_scaler_check(own->scaler, own->optimizer->grads, exec));
     return ampi_cuda_launch(exec, "amp_cuda: export of found_inf", ampi_k_scaler_flag, 1, 1, 0,
         own->scaler->device, flags);
 }
@@ -8135,8 +8124,7 @@ AMPI_CUDA(training_step, amp_training* t, void* now, const void* saved, size_t b
     ampi_cuda_training* own = ampi_cuda_training_of(t);
     AMPI_TRY(ampi_cuda_optimizer_launch(own->optimizer, own->scaler, 1, exec,
         "amp_cuda_optimizer_step"));
-    if (bytes) AMPI_TRY(ampi_cuda_copy_if_skipped(now, saved, bytes, own->scaler, exec));
-    return AMP_OK;
+    return bytes ? ampi_cuda_copy_if_skipped(now, saved, bytes, own->scaler, exec) : AMP_OK;
 }
 
 /* The host's copies of scaler, optimizer and last step; waits. */
@@ -8165,11 +8153,10 @@ AMPI_FN ampi_cuda_record* ampi_cuda_find_record(amp_cuda* c, uint64_t key) {
 }
 
 /* First call with a key: run. Second: record. From then on: replay. More keys than places: run. */
-AMPI_CUDA(record_begin, amp_training* t, uint64_t key, amp_record* mode) {
+AMPI_CUDA(record_begin, amp_training*, uint64_t key, amp_record* mode) {
     amp_cuda* c = ampi_cuda_context(exec);
     ampi_cuda_record* found = ampi_cuda_find_record(c, key);
     cudaStream_t stream = ampi_cuda_stream(exec);
-    (void)t;
     *mode = AMP_RECORD_OFF;
     if (!c->desc.graph) return AMP_OK;
     if (!found) {
@@ -8187,13 +8174,12 @@ AMPI_CUDA(record_begin, amp_training* t, uint64_t key, amp_record* mode) {
 }
 
 /* What was captured has not run yet: the new graph is launched at once. */
-AMPI_CUDA(record_end, amp_training* t, amp_result body) {
+AMPI_CUDA(record_end, amp_training*, amp_result body) {
     amp_cuda* c = ampi_cuda_context(exec);
     cudaStream_t stream = ampi_cuda_stream(exec);
     cudaGraphExec_t ready = NULL;
     cudaGraph_t graph = NULL;
     cudaError_t e = cudaStreamEndCapture(stream, &graph);
-    (void)t;
     if (e == cudaSuccess && body == AMP_OK) e = cudaGraphInstantiateWithFlags(&ready, graph, 0);
     if (graph) cudaGraphDestroy(graph);
     if (body != AMP_OK) { cudaGetLastError(); return body; }
