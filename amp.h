@@ -86,7 +86,8 @@
    mask_exceptions in amp_exec and amp_convert_desc does so for one call of a loop of your own,
    where a loss scale that is too high overflows. Other functions raise what IEEE 754 says; a
    convolution may also raise for sums that it does not store.
-   Include it with quotes: <amp.h> is another header on Windows (C++ AMP).*/
+   Include it with quotes: <amp.h> is another header on Windows (C++ AMP). The declarations, as a
+   preprocessor leaves them, are a cdef for Python's cffi. */
 
 #ifndef AMPI_PASS    /* see impl-vector */
 #ifndef AMP_H_INCLUDED
@@ -166,8 +167,6 @@ extern "C" {
 #define AMPI_X(name, code, text) AMP_##name = code,
 typedef AMPI_ENUM(amp_result) { AMP_RESULT_LIST(AMPI_X) } amp_result;
 #undef AMPI_X
-/* not with -fshort-enums */
-typedef char ampi_enums_are_int[sizeof(amp_result) == sizeof(int) ? 1 : -1];
 
 /* Text of a result code; never NULL. */
 AMP_DEF const char* amp_result_string(amp_result r);
@@ -1830,6 +1829,9 @@ AMPI_LAYER(amp_bce_with_logits_with, amp_loss_desc)
    everywhere, random numbers.
    Words. refuse: to return a result code after the logger has its sentence. span: the addresses
    of an array. This room calls no other. */
+
+/* not with -fshort-enums */
+typedef char ampi_enums_are_int[sizeof(amp_result) == sizeof(int) ? 1 : -1];
 #include <fenv.h>
 #include <math.h>
 #include <stdarg.h>
