@@ -433,11 +433,9 @@ AMPI_FN amp_result ampi_cuda_check_device(const amp_logger* logger) {
         return ampi_fail(logger, ampi_cuda_result(e), "amp_cuda: no usable GPU: CUDA error %d, %s",
             (int)e, cudaGetErrorString(e));
     }
-    AMPI_REFUSE_CALL(10 * major + minor < 75,
-        AMP_ERR_UNSUPPORTED,
-                         "amp_cuda: device %d has compute capability %d.%d, "
-                         "7.5 or newer is needed", device,
-                         major, minor);
+    AMPI_REFUSE_CALL(10 * major + minor < 75, AMP_ERR_UNSUPPORTED,
+        "amp_cuda: device %d has compute capability %d.%d, 7.5 or newer is needed", device, major,
+        minor);
     return AMP_OK;
 }
 
@@ -1676,7 +1674,7 @@ typedef struct ampi_cuda_operand {
     int         along_k;
     int         boxes;                            /* rows of halves, each from an aligned 16 bytes
                                                      on */
-    int         chunks;                           /* that consist of whole ones */
+    int         chunks;                           /* such rows, all of whole chunks */
     size_t      chunk_below, chunk_step;          /* elements to a thread's other chunk, and to its
                                                      next tile */
     size_t      image_stride, channel_stride;     /* of a matrix: 0 and the leading dimension */
@@ -2064,7 +2062,8 @@ AMPI_D void ampi_d_plain_deliver(const ampi_cuda_product& p, float (&sum)[4][4],
     }
 }
 
-/* C by FP32 cores, for any types: a block sums a tile of C in the order of amp_gemm. */
+/* C by FP32 cores, for any types: a block sums a tile of C in the order of amp_gemm. Two stages
+   take turns, so that one barrier a step is enough. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_gemm_plain(ampi_cuda_product p) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(float, shared);
@@ -2963,7 +2962,8 @@ AMPI_FN void ampi_cuda_set_rows(ampi_cuda_operand* o, const ampi_operand* v, siz
     o->width = v->area ? (uint32_t)v->next_h : o->cols;
 }
 
-/* Of m or n and of k, one is the number of stored rows, the other their length. */
+/* An operand as kernels take it; `side` is m of A and n of B. One of side and k is the number of
+   stored rows, the other their length. */
 AMPI_FN ampi_cuda_operand ampi_cuda_operand_of(const ampi_operand* v, size_t side, size_t k,
         size_t stride) {
     const size_t rows = v->along_k ? side : k, length = v->along_k ? k : side;
@@ -3732,7 +3732,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BIAS_BLOCK)
     AMPI_SHARED(double, shared);
     const size_t first = (size_t)blockIdx.x * AMPI_CUDA_BIAS_COLUMNS, o = first + threadIdx.x;
     const size_t column = first + threadIdx.x % 2 * 8u;
-    /* that ends with column threadIdx.x */
+    /* the lane whose sum is of column threadIdx.x */
     const unsigned lane = threadIdx.x % 8 * 4 + threadIdx.x / 8;
     double v[8] = {}, sum = 0.0;
     for (size_t row = threadIdx.x / 2; column < s.outputs && row < s.n;
@@ -3871,7 +3871,7 @@ typedef enum ampi_cuda_conv2d_part { AMPI_CONV2D_Y, AMPI_CONV2D_DX,
    too, as they are when it is unfolded. A block works on a tile, which is some images or a band of
    rows of one, and on eight outputs. Shared memory holds what the tile sees of x in FP32: element
    (channel, image, row, column) of `tall` rows of `wide` each. */
-/* elements: all tensors have below 2^31 */
+/* Indices have 32 bits: no tensor has 2^31 elements. */
 enum { AMPI_CUDA_DIRECT_OUTPUTS = 8, AMPI_CUDA_DIRECT_LOADS = 8 };
 
 typedef struct ampi_cuda_direct {
@@ -3882,7 +3882,7 @@ typedef struct ampi_cuda_direct {
     int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, mirrored;
     uint32_t out_step, channel_step;              /* elements of w from one output or channel to the
                                                      next */
-    uint32_t images, band, bands, tiles, tall, wide;
+    uint32_t images, band, bands, tiles, tall, wide;      /* bands of an image; tiles in all */
     uint32_t channels_at_once;                    /* in shared memory */
     uint32_t lanes, down;                         /* threads beside each other in a row of x, and
                                                      how many rows */
@@ -4233,7 +4233,8 @@ AMPI_FN size_t ampi_cuda_direct_area(const ampi_cuda_direct* d, size_t band) {
     return tall * wide;
 }
 
-/* Returns 0 where there are too many tiles. */
+/* Tiles of `images` images or of bands of `band` rows, for blocks of so many threads and kernel
+   rows by kh. 0 means too many tiles. */
 AMPI_FN int ampi_cuda_direct_set_tiles(ampi_cuda_direct* d, size_t band, size_t images, uint32_t kh,
         uint32_t threads) {
     size_t bands = ampi_cuda_parts(d->rows, band), tiles = ampi_cuda_parts(d->n, images) * bands;
@@ -4775,7 +4776,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
     }
 }
 
-/* The table's pool2d_backward. */
+/* The table's pool2d_backward. Tiles write to dx without reading it, so they cannot add. */
 AMPI_CUDA(pool2d_backward, const amp_pool2d_shape* s, amp_ref dy, amp_ref x, amp_ref dx,
         int accumulate) {
     const char* op = "amp_cuda_pool2d_backward";
@@ -5247,6 +5248,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK,
     }
 }
 
+/* The table's batch_norm_backward. */
 AMPI_CUDA(batch_norm_backward, const amp_batch_norm_shape* s, amp_ref dy, amp_ref x, amp_ref gamma,
         const float* save_mean, const float* save_invstd, amp_ref dx, amp_ref dgamma, amp_ref dbeta,
         int accumulate) {
@@ -5427,8 +5429,7 @@ AMPI_FN amp_result ampi_cuda_ln_statistics(ampi_cuda_ln* q, const char* op, cons
     const size_t bytes = ampi_cuda_ln_statistics_bytes(q->rows);
     float* own = (float*)ampi_cuda_scratch(exec, bytes);
     ampi_cuda_ln forward = *q;
-    AMPI_REFUSE_OP(!own,
-        AMP_ERR_ARGUMENT,
+    AMPI_REFUSE_OP(!own, AMP_ERR_ARGUMENT,
         "%s: %s is NULL: without it the call needs the workspace that layer_norm_workspace "
         "tells", op, q->mean ? "save_invstd" : "save_mean");
     q->mean = forward.save_mean = own;
@@ -6018,8 +6019,8 @@ AMPI_FN amp_result ampi_cuda_loss_end(const ampi_cuda_loss& q, const char* op,
 
 enum { AMPI_CUDA_LOSS_SHARED = (32 + AMPI_CUDA_LOSS_PARTS) * 8 };
 
-/* Rows of a cross-entropy. Refuses sizes, a desc or a pointer that are out of range; labels lie on
-   the device and are not looked at. */
+/* *q, all zeros before, takes the rows, labels and desc of a cross-entropy. Sizes, a desc or a
+   pointer out of range are refused; the labels' values, on the device, are not looked at. */
 AMPI_FN amp_result ampi_cuda_cross_entropy_init(ampi_cuda_loss* q, const amp_exec* exec,
         const char* op, amp_ref logits, const int32_t* labels, const amp_cross_entropy_desc* desc,
         size_t ld, size_t n, size_t classes) {
@@ -6903,11 +6904,12 @@ AMPI_D void ampi_d_look_conclude(const ampi_cuda_look& a, double sum, ampi_cuda_
     result->finished = 0;
 }
 
-/* Reads the list once. The chunk after the present one is fetched before that is worked on. The
-   block that finishes last puts all blocks' findings together. */
+/* The list is read once, KIND says for what; a grid has no more blocks than chunks. The next
+   chunk's entry is fetched before work on the present one. The block that finishes last puts all
+   blocks' findings together. */
 template <int KIND>
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK, AMPI_LOOK_RESIDENT(KIND))
-ampi_k_look(const ampi_cuda_look a) {
+        ampi_k_look(const ampi_cuda_look a) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(ampi_cuda_look_shared, shared);
     const ampi_cuda_bad_here none = { 0, 0, ~0u, 0 };
