@@ -15144,9 +15144,9 @@ AMP_DEF void amp_history_add(amp_history* h, const amp_step_info* info) {
    amp_conv2d(m, x, out_channels, kernel, stride, pad), amp_batch_norm(m, x), amp_mse(m, x).
    amp_maxpool2d, amp_avgpool2d, amp_global_avgpool2d are amp_max_pool2d, amp_avg_pool2d,
    amp_global_avg_pool2d; padding is pad in descs, .out of a linear desc is .out_features.
-   New: names of 127 bytes (amp_layer.name), gelu_tanh in the graph, pad_end_h and pad_end_w of
-   convolutions and pools (zero the shapes), ld and ignored labels of a cross-entropy, layer norm's
-   backward pass without saved statistics.
+   New: names of 127 bytes (amp_layer.name), gelu_tanh in the graph, gemm in amp_backend (before
+   linear_forward). Convolutions and pools have pad_end_h and pad_end_w: zero the shapes.
+   Cross-entropy has ld and an ignored label; layer norm's backward pass needs no saved statistics.
    amp_cuda.cuh: operators on raw device pointers are entries of amp_cuda_backend()'s table:
    amp_cuda_linear_forward(...) is amp_cuda_backend()->linear_forward(...).
 
