@@ -1965,6 +1965,7 @@ AMPI_FN const char* ampi_name_among(const char* names, unsigned value) {
     return *names ? names : "?";
 }
 
+/* One struct for operands that are read and for results: const is dropped here. */
 AMP_DEF amp_ref amp_ref_of(const void* p, amp_dtype dtype) {
     amp_ref x;
     x.data = (void*)(uintptr_t)p;
@@ -7931,6 +7932,7 @@ AMP_DEF amp_result amp_dropout_forward(amp_ref x, amp_ref y, size_t n, float p, 
     AMPI_DONE_OP;
 }
 
+/* Checks the operands, then adds in tiles. */
 AMP_DEF amp_result amp_add_forward(amp_ref a, amp_ref b, amp_ref y, size_t n,
         const amp_exec* exec) {
     const ampi_argument list[] = {
@@ -10809,6 +10811,7 @@ AMPI_CPU(copy, void* dst, const void* src, size_t bytes) {
     return AMP_OK;
 }
 
+/* amp_convert with the logger of exec. */
 AMPI_CPU(convert, amp_ref dst, amp_ref src, size_t n) {
     amp_convert_desc d;
     AMPI_CLEAR(d);
@@ -10826,6 +10829,7 @@ AMPI_HD AMPI_INLINE int32_t ampi_label_fit(int64_t label) {
     return label < 0 || label > 0x7fffffff ? -1 : (int32_t)label;
 }
 
+/* Labels as int32, or inputs scaled and normalised, a tile of floats at a time. */
 AMPI_CPU(load, amp_ref dst, amp_ref src, size_t n, int from_host AMPI_MAYBE,
         const amp_reading* how) {
     float x[AMPI_TILE];
@@ -10863,6 +10867,7 @@ AMPI_CPU(open, amp_training* t, const amp_optimizer_desc* desc, amp_param* param
 }
 
 AMPI_FN void ampi_cpu_close(amp_training* t AMPI_MAYBE, const amp_exec* exec AMPI_MAYBE) {}
+/* The loss scale of a pass: that of its window, or the current one where no step follows. */
 AMPI_CPU(begin, amp_training* t, int window) {
     if (window) t->scale_used = amp_scaler_scale_loss(&t->scaler, 1.0f);
     t->loss_scale = window ? &t->scaler.state.scale_in_use : &t->scaler.state.scale;
@@ -10875,6 +10880,7 @@ AMPI_CPU(losses, amp_training* t, const float* losses, int count) {
     return AMP_OK;
 }
 
+/* Looks for inf and NaN in the gradients; flags: found, window unsound. */
 AMPI_CPU(check, amp_training* t, const amp_tensor* grads, int count, float* flags) {
     amp_result r = amp_scaler_check(&t->scaler, grads, count, NULL);
     flags[0] = t->scaler.state.found_inf ? 1.0f : 0.0f;
@@ -10887,6 +10893,7 @@ AMPI_CPU(agree, amp_training* t, const float* flags) {
     return AMP_OK;
 }
 
+/* Updates the weights and the loss scale; a skipped step takes back the running statistics. */
 AMPI_CPU(step, amp_training* t, void* now, const void* saved, size_t bytes) {
     AMPI_TRY(amp_optimizer_step(&t->optimizer, &t->scaler, &t->last));
     t->limit = amp_scaler_update(&t->scaler);
@@ -11237,6 +11244,7 @@ AMPI_FN void ampi_unfinalize(amp_model* m) {
     }
 }
 
+/* Frees what finalize made, then the nodes, then the backend's context. */
 AMP_DEF void amp_model_destroy(amp_model* m) {
     if (!m) return;
     const amp_allocator* a = &m->desc.allocator;
@@ -11450,6 +11458,7 @@ AMP_ACTIVATION_LIST(AMPI_X)
 #undef AMPI_X
 AMPI_UNARY(SOFTMAX, softmax)
 
+/* Refuses a probability outside of [0,1). */
 AMP_DEF amp_value amp_dropout(amp_model* m, amp_value x, float p) {
     AMPI_DRAFT(n, AMP_OP_DROPOUT, x, m);
     ampi_draft_range(m, "probability", &p, AMPI_BELOW_ONE);
@@ -11624,6 +11633,7 @@ AMPI_LAYER_WITH(amp_softmax_cross_entropy, ampi_loss_add, SOFTMAX_CROSS_ENTROPY,
 AMPI_LAYER_WITH(amp_mse, ampi_loss_add, MSE, amp_loss_desc)
 AMPI_LAYER_WITH(amp_bce_with_logits, ampi_loss_add, BCE_WITH_LOGITS, amp_loss_desc)
 
+/* Refuses a type that is not computed on, and too many regions inside one another. */
 AMP_DEF void amp_autocast_push(amp_model* m, amp_dtype dtype) {
     if (!ampi_can_build(m, "autocast_push")) return;
     if (!ampi_is_compute_dtype(dtype))
