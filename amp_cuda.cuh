@@ -799,11 +799,9 @@ AMPI_FN amp_result ampi_cuda_check_operands(const amp_exec* exec, const char* op
     return AMP_OK;
 }
 
-/* An operand as kernels take it: its address and its type. */
-template <typename P>
-static void ampi_cuda_take(P* data, amp_dtype* dtype, amp_ref from) {
-    *data = from.data;
-    *dtype = ampi_dtype_or_f32(from.dtype);
+/* An operand as kernels take it, where a type of 0 has become AMP_F32. */
+AMPI_FN amp_ref ampi_cuda_ref(amp_ref x) {
+    return amp_ref_of(x.data, ampi_dtype_or_f32(x.dtype));
 }
 
 #define AMPI_CUDA_CHECK(op, n, list) \
@@ -1174,17 +1172,19 @@ AMPI_D uint16_t ampi_d_round_half(float f) {
 }
 
 /* Element i of x, widened. The branches are the same for all threads of a kernel. */
-AMPI_D float ampi_d_load(const void* x, amp_dtype t, size_t i) {
-    if (t == AMP_F16) return ampi_d_widen_half(((const uint16_t*)x)[i]);
-    if (t == AMP_BF16) return ampi_float(ampi_bf16_widen(((const uint16_t*)x)[i]));
-    return ((const float*)x)[i];
+AMPI_D float ampi_d_load(amp_ref x, size_t i) {
+    const uint16_t* halves = (const uint16_t*)x.data;
+    if (x.dtype == AMP_F16) return ampi_d_widen_half(halves[i]);
+    if (x.dtype == AMP_BF16) return ampi_float(ampi_bf16_widen(halves[i]));
+    return ((const float*)x.data)[i];
 }
 
 /* Rounds v to the type of y and writes element i. */
-AMPI_D void ampi_d_store(void* y, amp_dtype t, size_t i, float v) {
-    if (t == AMP_F16) ((uint16_t*)y)[i] = ampi_d_round_half(v);
-    else if (t == AMP_BF16) ((uint16_t*)y)[i] = ampi_bf16_bits(ampi_bits(v));
-    else ((float*)y)[i] = v;
+AMPI_D void ampi_d_store(amp_ref y, size_t i, float v) {
+    uint16_t* halves = (uint16_t*)y.data;
+    if (y.dtype == AMP_F16) halves[i] = ampi_d_round_half(v);
+    else if (y.dtype == AMP_BF16) halves[i] = ampi_bf16_bits(ampi_bits(v));
+    else ((float*)y.data)[i] = v;
 }
 
 /* a / b, with the division of 32 bits where it is enough: that of 64 takes about eighty
@@ -1203,13 +1203,14 @@ AMPI_D void ampi_d_set4(uint32_t* w, uint4 q) { w[0] = q.x; w[1] = q.y; w[2] = q
 /* Elements [i, i+8) of x, as far as they are below n; the others are 0. A load of 16 bytes at a
    time where the address allows: neighbouring threads read neighbouring eights, so all of a warp go
    the same way. Nothing is converted yet, so that several loads can be under way. */
-AMPI_D void ampi_d_fetch8(ampi_eight& r, const void* x, amp_dtype t, size_t i, size_t n) {
-    const unsigned char* p = (const unsigned char*)x + i * (t == AMP_F32 ? 4u : 2u);
+AMPI_D void ampi_d_fetch8(ampi_eight& r, amp_ref x, size_t i, size_t n) {
+    const bool wide = x.dtype == AMP_F32;
+    const unsigned char* p = (const unsigned char*)x.data + i * (wide ? 4u : 2u);
     for (int j = 0; j < 8; j++) r.w[j] = 0;
     if (i + 8 <= n && ((uintptr_t)p & 15u) == 0) {
         ampi_d_set4(r.w, *(const uint4*)p);
-        if (t == AMP_F32) ampi_d_set4(r.w + 4, *(const uint4*)(p + 16));
-    } else if (t == AMP_F32) {
+        if (wide) ampi_d_set4(r.w + 4, *(const uint4*)(p + 16));
+    } else if (wide) {
         for (int j = 0; j < 8; j++)
             if (i + (size_t)j < n) r.w[j] = ((const uint32_t*)p)[j];
     } else {
@@ -1220,12 +1221,13 @@ AMPI_D void ampi_d_fetch8(ampi_eight& r, const void* x, amp_dtype t, size_t i, s
 }
 
 /* The inverse: writes those of the eight that lie below n. */
-AMPI_D void ampi_d_put8(void* y, amp_dtype t, size_t i, size_t n, const ampi_eight& r) {
-    unsigned char* p = (unsigned char*)y + i * (t == AMP_F32 ? 4u : 2u);
+AMPI_D void ampi_d_put8(amp_ref y, size_t i, size_t n, const ampi_eight& r) {
+    const bool wide = y.dtype == AMP_F32;
+    unsigned char* p = (unsigned char*)y.data + i * (wide ? 4u : 2u);
     if (i + 8 <= n && ((uintptr_t)p & 15u) == 0) {
         *(uint4*)p = make_uint4(r.w[0], r.w[1], r.w[2], r.w[3]);
-        if (t == AMP_F32) *(uint4*)(p + 16) = make_uint4(r.w[4], r.w[5], r.w[6], r.w[7]);
-    } else if (t == AMP_F32) {
+        if (wide) *(uint4*)(p + 16) = make_uint4(r.w[4], r.w[5], r.w[6], r.w[7]);
+    } else if (wide) {
         for (int j = 0; j < 8; j++)
             if (i + (size_t)j < n) ((uint32_t*)p)[j] = r.w[j];
     } else {
@@ -1260,18 +1262,18 @@ AMPI_D void ampi_d_round8(ampi_eight& r, const float (&v)[8], amp_dtype t) {
 }
 
 /* Both steps at once, for data of which one load at a time is enough. */
-AMPI_D void ampi_d_load8(float (&v)[8], const void* x, amp_dtype t, size_t i, size_t n) {
+AMPI_D void ampi_d_load8(float (&v)[8], amp_ref x, size_t i, size_t n) {
     ampi_eight r;
-    ampi_d_fetch8(r, x, t, i, n);
-    ampi_d_widen8(v, r, t);
+    ampi_d_fetch8(r, x, i, n);
+    ampi_d_widen8(v, r, x.dtype);
 }
 
-/* Up to eight values are rounded to type t and stored at y[i], y[i + 1], ...; none at n or
+/* Up to eight values are rounded to y's type and stored at y[i], y[i + 1], ...; none at n or
    above. */
-AMPI_D void ampi_d_store8(void* y, amp_dtype t, size_t i, size_t n, const float (&v)[8]) {
+AMPI_D void ampi_d_store8(amp_ref y, size_t i, size_t n, const float (&v)[8]) {
     ampi_eight r;
-    ampi_d_round8(r, v, t);
-    ampi_d_put8(y, t, i, n, r);
+    ampi_d_round8(r, v, y.dtype);
+    ampi_d_put8(y, i, n, r);
 }
 
 /* --- device, sums and maxima in a fixed order --- */
@@ -1342,28 +1344,27 @@ AMPI_D double ampi_d_parts_sum(const double* parts, size_t count, double* shared
 /* --- eights and values that may be missing --- */
 
 /* One value of a result that may not be wanted. */
-AMPI_D void ampi_d_store_one(void* y, amp_dtype t, size_t i, float v, int accumulate) {
-    if (!y) return;
-    ampi_d_store(y, t, i, accumulate ? ampi_d_load(y, t, i) + v : v);
+AMPI_D void ampi_d_store_one(amp_ref y, size_t i, float v, int accumulate) {
+    if (!y.data) return;
+    ampi_d_store(y, i, accumulate ? ampi_d_load(y, i) + v : v);
 }
 
-AMPI_D float ampi_d_load_or(const void* x, amp_dtype t, size_t i, float missing) {
-    return x ? ampi_d_load(x, t, i) : missing;
+AMPI_D float ampi_d_load_or(amp_ref x, size_t i, float missing) {
+    return x.data ? ampi_d_load(x, i) : missing;
 }
 
 /* Eight elements of x as floats; `missing` in all of them if x is NULL. */
-AMPI_D void ampi_d_load8_or(float (&v)[8], const void* x, amp_dtype t, size_t i, size_t n,
-        float missing) {
-    if (x) ampi_d_load8(v, x, t, i, n);
+AMPI_D void ampi_d_load8_or(float (&v)[8], amp_ref x, size_t i, size_t n, float missing) {
+    if (x.data) ampi_d_load8(v, x, i, n);
     else for (int j = 0; j < 8; j++) v[j] = missing;
 }
 
 /* Stores v, or adds it to what is there. */
-AMPI_D void ampi_d_give8(void* y, amp_dtype t, size_t i, size_t n, float (&v)[8], int add) {
+AMPI_D void ampi_d_give8(amp_ref y, size_t i, size_t n, float (&v)[8], int add) {
     float old[8];
-    if (add) ampi_d_load8(old, y, t, i, n);
+    if (add) ampi_d_load8(old, y, i, n);
     for (int j = 0; add && j < 8; j++) v[j] = __fadd_rn(old[j], v[j]);
-    ampi_d_store8(y, t, i, n, v);
+    ampi_d_store8(y, i, n, v);
 }
 
 /* Zeros where an eight reaches beyond the end. */
@@ -1388,9 +1389,7 @@ AMPI_D float ampi_d_dot8(const float (&a)[8], const float (&b)[8]) {
 /* y[i] = f(a[i], b[i]) for n elements; b may be NULL. A thread takes two eights at a time, all
    loads first. */
 typedef struct ampi_cuda_map {
-    const void *a, *b;
-    void* y;
-    amp_dtype at, bt, yt;
+    amp_ref a, b, y;
     size_t n;
 } ampi_cuda_map;
 
@@ -1398,8 +1397,7 @@ enum { AMPI_CUDA_TILE = 2 * (int)AMPI_CUDA_EIGHT * (int)AMPI_CUDA_BLOCK };
 
 /* The operands a, b and y of n elements each, as kernels take them. */
 AMPI_FN ampi_cuda_map ampi_cuda_map_of(amp_ref a, amp_ref b, amp_ref y, size_t n) {
-    ampi_cuda_map m = { a.data, b.data, y.data, ampi_dtype_or_f32(a.dtype),
-        ampi_dtype_or_f32(b.dtype), ampi_dtype_or_f32(y.dtype), n };
+    ampi_cuda_map m = { ampi_cuda_ref(a), ampi_cuda_ref(b), ampi_cuda_ref(y), n };
     return m;
 }
 
@@ -1430,11 +1428,11 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_convert(ampi_cu
         ampi_eight r[2];
         AMPI_D_UNROLL
         for (int u = 0; u < 2; u++)
-            ampi_d_fetch8(r[u], m.a, m.at, i + (size_t)(u * AMPI_CUDA_SECOND), m.n);
+            ampi_d_fetch8(r[u], m.a, i + (size_t)(u * AMPI_CUDA_SECOND), m.n);
         AMPI_D_UNROLL
         for (int u = 0; u < 2; u++) {
-            ampi_d_convert8(r[u], m.at, m.yt);
-            ampi_d_put8(m.y, m.yt, i + (size_t)(u * AMPI_CUDA_SECOND), m.n, r[u]);
+            ampi_d_convert8(r[u], m.a.dtype, m.y.dtype);
+            ampi_d_put8(m.y, i + (size_t)(u * AMPI_CUDA_SECOND), m.n, r[u]);
         }
     }
 }
@@ -1501,16 +1499,16 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_convert_with(am
     for (size_t i = ampi_d_tile_start(); i < m.n; i += ampi_d_tile_step())
         for (size_t at = i; at < m.n && at <= i + AMPI_CUDA_SECOND; at += AMPI_CUDA_SECOND) {
             ampi_eight r;
-            ampi_d_fetch8(r, m.a, m.at, at, m.n);
-            if (d.random && m.at != m.yt) {
+            ampi_d_fetch8(r, m.a, at, m.n);
+            if (d.random && m.a.dtype != m.y.dtype) {
                 float v[8];
-                ampi_d_widen8(v, r, m.at);
-                ampi_d_round8_random(r, v, m.yt, d.seed, d.offset + at);
+                ampi_d_widen8(v, r, m.a.dtype);
+                ampi_d_round8_random(r, v, m.y.dtype, d.seed, d.offset + at);
             } else {
-                ampi_d_convert8(r, m.at, m.yt);
+                ampi_d_convert8(r, m.a.dtype, m.y.dtype);
             }
-            if (d.saturate) hits += ampi_d_saturate8(r, m.yt);
-            ampi_d_put8(m.y, m.yt, at, m.n, r);
+            if (d.saturate) hits += ampi_d_saturate8(r, m.y.dtype);
+            ampi_d_put8(m.y, at, m.n, r);
         }
     if (d.saturated && hits) atomicAdd((unsigned long long*)d.saturated, hits);
 }
@@ -1571,16 +1569,16 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_inputs(ampi_cud
     ampi_ptx_grid_wait();
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < m.n;
         i += (size_t)gridDim.x * blockDim.x) {
-        float v = m.at == AMP_U8    ? (float)((const uint8_t*)m.a)[i]
-                  : m.at == AMP_F64 ? (float)((const double*)m.a)[i]
-                                    : ampi_d_load(m.a, m.at, i);
+        float v = m.a.dtype == AMP_U8    ? (float)((const uint8_t*)m.a.data)[i]
+                  : m.a.dtype == AMP_F64 ? (float)((const double*)m.a.data)[i]
+                                    : ampi_d_load(m.a, i);
         if (how.scale != 0.0f) v = __fmul_rn(v, how.scale);
-        else if (m.at == AMP_U8) v = __fdiv_rn(v, 255.0f);
+        else if (m.a.dtype == AMP_U8) v = __fdiv_rn(v, 255.0f);
         if (how.constants) {
             const float* mean = how.constants + ampi_d_quotient(i, how.pixels) % how.channels;
             v = __fdiv_rn(__fsub_rn(v, mean[0]), mean[how.channels]);
         }
-        ampi_d_store(m.y, m.yt, i, v);
+        ampi_d_store(m.y, i, v);
     }
 }
 
@@ -1592,7 +1590,7 @@ AMPI_CUDA(load, amp_ref dst, amp_ref src, size_t n, int from_host, const amp_rea
     ampi_cuda_buffer* buffer;
     if (!from_host && dst.dtype == AMP_I32)
         return ampi_cuda_launch(exec, "amp_cuda: labels", ampi_k_labels, grid, block, 0,
-            (int32_t*)dst.data, src.data, m.at, n);
+            (int32_t*)dst.data, src.data, m.a.dtype, n);
     if (!from_host)
         return ampi_cuda_launch(exec, "amp_cuda: inputs", ampi_k_inputs, grid, block, 0, m, *how);
     AMPI_TRY(ampi_cuda_take_buffer(exec, bytes, &buffer));
@@ -1667,7 +1665,7 @@ AMPI_D void ampi_d_step(ampi_cuda_digits& d, const ampi_cuda_digits& step, uint3
 
 /* An operand; see ampi_operand and ampi_im2col. data is its first element. */
 typedef struct ampi_cuda_operand {
-    const void* data;
+    void*       data;
     size_t      stride;                           /* elements from one product of a batch to the
                                                      next */
     amp_dtype   dtype;
@@ -1713,24 +1711,22 @@ AMPI_D int ampi_d_inside(const ampi_cuda_operand& o, const ampi_cuda_digits& row
 }
 
 /* The elements of two neighbouring positions, as they lie in memory, or widened; or zeros. */
-AMPI_D void ampi_d_take(uint2& pair, const void* data, amp_dtype t, int first, size_t at,
-        int second, size_t at2) {
-    (void)t;
-    pair.x = first ? ((const uint16_t*)data)[at] : 0u;
-    pair.y = second ? ((const uint16_t*)data)[at2] : 0u;
+AMPI_D void ampi_d_take(uint2& pair, amp_ref x, int first, size_t at, int second, size_t at2) {
+    const uint16_t* halves = (const uint16_t*)x.data;
+    pair.x = first ? halves[at] : 0u;
+    pair.y = second ? halves[at2] : 0u;
 }
 
 /* Two elements of an operand as floats; zero for one that lies outside. */
-AMPI_D void ampi_d_take(float2& pair, const void* data, amp_dtype t, int first, size_t at,
-        int second, size_t at2) {
-    pair.x = first ? ampi_d_load(data, t, at) : 0.0f;
-    pair.y = second ? ampi_d_load(data, t, at2) : 0.0f;
+AMPI_D void ampi_d_take(float2& pair, amp_ref x, int first, size_t at, int second, size_t at2) {
+    pair.x = first ? ampi_d_load(x, at) : 0.0f;
+    pair.y = second ? ampi_d_load(x, at2) : 0.0f;
 }
 
 /* A thread's way through an operand: N pairs of each tile, one below the other. Along k, its stored
    rows are the same in each tile and the positions go on; across k it is the other way round. */
 typedef struct ampi_cuda_walk {
-    const void* data;
+    void* data;
     ampi_cuda_digits row, position;
     ampi_cuda_view view[2];
 } ampi_cuda_walk;
@@ -1747,7 +1743,7 @@ AMPI_D void ampi_d_walk_views(ampi_cuda_walk& w, const ampi_cuda_operand& o) {
 /* A walk over operand o of batch z starts at this row and this position. */
 AMPI_D void ampi_d_walk_begin(ampi_cuda_walk& w, const ampi_cuda_operand& o, size_t z, size_t row,
         size_t position) {
-    w.data = (const unsigned char*)o.data + z * o.stride * (o.dtype == AMP_F32 ? 4u : 2u);
+    w.data = (unsigned char*)o.data + z * o.stride * (o.dtype == AMP_F32 ? 4u : 2u);
     w.row = ampi_d_digits_of(row, o.kernel_h, o.kernel_w);
     w.position = ampi_d_digits_of(position, o.rows, o.cols);
     ampi_d_walk_views(w, o);
@@ -1761,7 +1757,7 @@ AMPI_D void ampi_d_walk_tile(V (&v)[N], ampi_cuda_walk& w, const ampi_cuda_opera
         size_t offset = (size_t)((int64_t)((int)row.middle * o.step_h) * o.width
             + (int)row.low * o.step_w);
         size_t at = row.high * o.channel_stride + offset;
-        ampi_d_take(v[u], w.data, o.dtype, ampi_d_inside(o, row, w.view[0]), at + w.view[0].at,
+        ampi_d_take(v[u], { w.data, o.dtype }, ampi_d_inside(o, row, w.view[0]), at + w.view[0].at,
             ampi_d_inside(o, row, w.view[1]), at + w.view[1].at);
         ampi_d_step(row, o.row_step, o.kernel_h, o.kernel_w);
     }
@@ -1781,11 +1777,11 @@ typedef struct ampi_cuda_product {
     size_t m, n, k, batch;
     ampi_cuda_operand a, b;
     float alpha, beta;
-    void* c; amp_dtype c_dtype;
+    amp_ref c;
     size_t ldc, part, part_stride, c_stride;      /* `part` columns to an image: n of a matrix */
     size_t cols, next_row, column;                /* see ampi_columns */
     int apart;                                    /* columns of an image are no neighbours */
-    const void* bias; amp_dtype bias_dtype;
+    amp_ref bias;
     size_t bias_stride;
     int bias_per_row, epilogue, bf16;
     uint32_t tiles_m, tiles_n, steps, pieces;     /* steps of one piece */
@@ -1859,26 +1855,26 @@ AMPI_D ampi_cuda_place ampi_d_place(const ampi_cuda_product& p, size_t z, size_t
 
 /* Those eight elements of C as floats; zero behind the last column. */
 AMPI_D void ampi_d_c_load8(float (&v)[8], const ampi_cuda_product& p, const ampi_cuda_place& c) {
-    if (c.whole) { ampi_d_load8(v, p.c, p.c_dtype, c.at, c.at + c.count); return; }
+    if (c.whole) { ampi_d_load8(v, p.c, c.at, c.at + c.count); return; }
     for (int l = 0; l < 8; l++)
-        v[l] = (size_t)l < c.count ? ampi_d_load(p.c, p.c_dtype,
+        v[l] = (size_t)l < c.count ? ampi_d_load(p.c,
             ampi_d_c_at(p, c.row, c.j + (size_t)l)) : 0.0f;
 }
 
 /* Those eight elements of C, rounded to its type. */
 AMPI_D void ampi_d_c_store8(const float (&v)[8], const ampi_cuda_product& p,
         const ampi_cuda_place& c) {
-    if (c.whole) { ampi_d_store8(p.c, p.c_dtype, c.at, c.at + c.count, v); return; }
+    if (c.whole) { ampi_d_store8(p.c, c.at, c.at + c.count, v); return; }
     for (int l = 0; l < 8; l++)
         if ((size_t)l < c.count)
-            ampi_d_store(p.c, p.c_dtype, ampi_d_c_at(p, c.row, c.j + (size_t)l), v[l]);
+            ampi_d_store(p.c, ampi_d_c_at(p, c.row, c.j + (size_t)l), v[l]);
 }
 
 /* The biases of eight elements of C, in row i from column j on. */
 AMPI_D void ampi_d_bias8(float (&v)[8], const ampi_cuda_product& p, size_t z, size_t i, size_t j) {
     size_t at = z * p.bias_stride;
-    if (!p.bias_per_row) { ampi_d_load8(v, p.bias, p.bias_dtype, at + j, at + p.n); return; }
-    v[0] = ampi_d_load(p.bias, p.bias_dtype, at + i);
+    if (!p.bias_per_row) { ampi_d_load8(v, p.bias, at + j, at + p.n); return; }
+    v[0] = ampi_d_load(p.bias, at + i);
     for (int l = 1; l < 8; l++) v[l] = v[0];
 }
 
@@ -1915,7 +1911,7 @@ AMPI_D void ampi_d_epilogue8_at(const ampi_cuda_product& p, const ampi_cuda_plac
         ampi_d_c_load8(add, p, c);
         for (int l = 0; l < 8; l++) v[l] = ampi_fma(1, p.beta, add[l], v[l]);
     }
-    if (p.bias) {
+    if (p.bias.data) {
         ampi_d_bias8(add, p, z, i, c.j);
         for (int l = 0; l < 8; l++) v[l] = __fadd_rn(v[l], add[l]);
     }
@@ -1938,7 +1934,7 @@ AMPI_D void ampi_d_deliver8(const ampi_cuda_product& p, uint32_t z, uint32_t pie
         ampi_d_epilogue8(p, z, i, j, v);
     } else {
         size_t row = ((piece * p.batch + z) * p.m + i) * p.n;
-        ampi_d_store8(p.sums, AMP_F32, row + j, row + p.n, v);
+        ampi_d_store8({ p.sums, AMP_F32 }, row + j, row + p.n, v);
     }
 }
 
@@ -2118,11 +2114,10 @@ AMPI_D float ampi_d_narrow_sum(const ampi_cuda_product& p, size_t i, size_t j, u
 AMPI_D void ampi_d_narrow_epilogue(const ampi_cuda_product& p, size_t i, size_t j, float sum) {
     const size_t z = blockIdx.y, at = ampi_d_c_at(p, z * p.c_stride + i * p.ldc, j);
     float v = __fmul_rn(p.alpha, ampi_clean_nan(sum));
-    if (p.beta != 0.0f) v = ampi_fma(1, p.beta, ampi_d_load(p.c, p.c_dtype, at), v);
-    if (p.bias)
-        v = __fadd_rn(v, ampi_d_load(p.bias, p.bias_dtype,
-            z * p.bias_stride + (p.bias_per_row ? i : j)));
-    ampi_d_store(p.c, p.c_dtype, at, ampi_clean_nan(ampi_d_activation(p.epilogue, v)));
+    if (p.beta != 0.0f) v = ampi_fma(1, p.beta, ampi_d_load(p.c, at), v);
+    if (p.bias.data)
+        v = __fadd_rn(v, ampi_d_load(p.bias, z * p.bias_stride + (p.bias_per_row ? i : j)));
+    ampi_d_store(p.c, at, ampi_clean_nan(ampi_d_activation(p.epilogue, v)));
 }
 
 /* C with few rows or columns: p.steps threads sum one element, then add their parts in a tree. */
@@ -2701,21 +2696,20 @@ AMPI_D void ampi_d_hopper_share(const ampi_cuda_product& p, const float (&sum)[N
    NaNs. */
 AMPI_D float ampi_d_hopper_epilogue(const ampi_cuda_product& p, float sum, float bias) {
     float v = __fmul_rn(p.alpha, sum);
-    if (p.bias) v = __fadd_rn(v, bias);
+    if (p.bias.data) v = __fadd_rn(v, bias);
     return p.epilogue ? ampi_act_relu(1, v) : v;
 }
 
 /* Bias number `at` of batch z, or zero behind the last. */
 AMPI_D float ampi_d_hopper_bias(const ampi_cuda_product& p, uint32_t z, uint32_t at) {
-    return at < (p.bias_per_row ? p.m : p.n) ? ampi_d_load(p.bias, p.bias_dtype,
-        z * p.bias_stride + at) : 0.0f;
+    return at < (p.bias_per_row ? p.m : p.n) ? ampi_d_load(p.bias, z * p.bias_stride + at) : 0.0f;
 }
 
 /* What a lane has of the bias: that of its two rows, or of two of the 64 columns from j on, 2*lane
    and the next. */
 AMPI_D float2 ampi_d_hopper_bias2(const ampi_cuda_product& p, uint32_t z, uint32_t i, uint32_t j) {
     const uint32_t lane = threadIdx.x % 32, at = p.bias_per_row ? i + lane / 4 : j + 2 * lane;
-    if (!p.bias) return make_float2(0.0f, 0.0f);
+    if (!p.bias.data) return make_float2(0.0f, 0.0f);
     return make_float2(ampi_d_hopper_bias(p, z, at),
         ampi_d_hopper_bias(p, z, at + (p.bias_per_row ? 8 : 1)));
 }
@@ -2725,7 +2719,7 @@ AMPI_D float2 ampi_d_hopper_bias2(const ampi_cuda_product& p, uint32_t z, uint32
 AMPI_D float2 ampi_d_hopper_pair(const ampi_cuda_product& p, const float* sum, uint32_t e,
         uint32_t block, const float2& bias) {
     float x = e % 2 ? bias.y : bias.x, y = x;
-    if (p.bias && !p.bias_per_row) {
+    if (p.bias.data && !p.bias_per_row) {
         x = __shfl_sync(0xffffffffu, bias.x, 4 * block + threadIdx.x % 4);
         y = __shfl_sync(0xffffffffu, bias.y, 4 * block + threadIdx.x % 4);
     }
@@ -2839,8 +2833,8 @@ AMPI_D void ampi_d_hopper_store(const ampi_cuda_hopper& h, const float (&sum)[N 
 template <int N, int RAW>
 AMPI_D void ampi_d_hopper_store_type(const ampi_cuda_hopper& h, const float (&sum)[N / 2],
         const ampi_hopper_tile& t, unsigned char* out, uint32_t& next_box) {
-    if (h.p.c_dtype == AMP_BF16) ampi_d_hopper_store<N, AMP_BF16, RAW>(h, sum, t, out, next_box);
-    else if (h.p.c_dtype == AMP_F16) ampi_d_hopper_store<N, AMP_F16, RAW>(h, sum, t, out, next_box);
+    if (h.p.c.dtype == AMP_BF16) ampi_d_hopper_store<N, AMP_BF16, RAW>(h, sum, t, out, next_box);
+    else if (h.p.c.dtype == AMP_F16) ampi_d_hopper_store<N, AMP_F16, RAW>(h, sum, t, out, next_box);
     else ampi_d_hopper_store<N, AMP_F32, RAW>(h, sum, t, out, next_box);
 }
 
@@ -2862,7 +2856,7 @@ AMPI_D void ampi_d_hopper_consume(const ampi_cuda_hopper& h, ampi_hopper_pipelin
             float* slice = (float*)(out + warp * 4096);
             if (h.p.pieces > 1) ampi_d_hopper_share<N>(h.p, sum, t, pipe.stages, slice);
             else ampi_d_hopper_deliver<N>(h.p, sum, t, slice);
-        } else if (h.p.alpha == 1.0f && !h.p.bias && !h.p.epilogue) {
+        } else if (h.p.alpha == 1.0f && !h.p.bias.data && !h.p.epilogue) {
             ampi_d_hopper_store_type<N, 1>(h, sum, t, out, next_box);
         } else {
             ampi_d_hopper_store_type<N, 0>(h, sum, t, out, next_box);
@@ -2969,7 +2963,7 @@ AMPI_FN ampi_cuda_operand ampi_cuda_operand_of(const ampi_operand* v, size_t sid
     const size_t rows = v->along_k ? side : k, length = v->along_k ? k : side;
     ampi_cuda_operand o;
     AMPI_CLEAR(o);
-    o.data = v->data;
+    o.data = ampi_mutable(v->data);
     o.stride = stride;
     o.dtype = v->dtype;
     o.along_k = v->along_k;
@@ -2993,12 +2987,12 @@ AMPI_FN ampi_cuda_product ampi_cuda_product_of(const ampi_product* s,
     p.a = ampi_cuda_operand_of(&s->a, s->m, s->k, batch->a);
     p.b = ampi_cuda_operand_of(&s->b, s->n, s->k, batch->b);
     p.alpha = c->alpha; p.beta = c->beta;
-    p.c = c->data; p.c_dtype = c->dtype;
+    p.c = amp_ref_of(c->data, c->dtype);
     p.ldc = c->ld; p.c_stride = batch->c;
     p.part = c->columns.size ? c->columns.size : s->n; p.part_stride = c->columns.next_block;
     p.cols = c->columns.width; p.next_row = c->columns.next_row; p.column = c->columns.next;
     p.apart = c->columns.size != 0 && (c->columns.next != 1 || c->columns.width != c->columns.size);
-    p.bias = c->bias; p.bias_dtype = c->bias_dtype; p.bias_stride = batch->bias;
+    p.bias = amp_ref_of(c->bias, c->bias_dtype); p.bias_stride = batch->bias;
     p.bias_per_row = c->bias_per_row;
     p.pieces = 1;
     return p;
@@ -3267,16 +3261,17 @@ AMPI_FN ampi_cuda_encoder ampi_cuda_find_encoder(void) {
     return known;
 }
 
-/* `count` matrices of `height` rows of `length`, in boxes of `rows` rows of 128 bytes. */
-AMPI_FN int ampi_cuda_tensor_map(CUtensorMap* map, const void* data, amp_dtype t, size_t length,
-        size_t height, size_t ld, size_t count, size_t stride, uint32_t rows) {
-    const cuuint64_t size = amp_dtype_size(t), sides[3] = { length, height, stride ? count : 1 };
+/* `count` matrices of x, of `height` rows of `length`, in boxes of `rows` rows of 128 bytes. */
+AMPI_FN int ampi_cuda_tensor_map(CUtensorMap* map, amp_ref x, size_t length, size_t height,
+        size_t ld, size_t count, size_t stride, uint32_t rows) {
+    const cuuint64_t size = amp_dtype_size(x.dtype),
+        sides[3] = { length, height, stride ? count : 1 };
     const cuuint64_t bytes[2] = { size * ld, size * (stride && count > 1 ? stride : ld) };
     const cuuint32_t box[3] = { (cuuint32_t)(128 / size), rows, 1 }, every[3] = { 1, 1, 1 };
-    const CUtensorMapDataType type = t == AMP_BF16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-        : t == AMP_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+    const CUtensorMapDataType type = x.dtype == AMP_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+        : x.dtype == AMP_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
     const ampi_cuda_encoder encode = ampi_cuda_find_encoder();
-    return encode && encode(map, type, 3, ampi_mutable(data), sides, bytes, box, every,
+    return encode && encode(map, type, 3, x.data, sides, bytes, box, every,
         CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
         CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
                             == CUDA_SUCCESS;
@@ -3285,18 +3280,18 @@ AMPI_FN int ampi_cuda_tensor_map(CUtensorMap* map, const void* data, amp_dtype t
 /* `tile` rows or columns at a time. */
 AMPI_FN int ampi_cuda_operand_map(CUtensorMap* map, const ampi_cuda_operand* o, size_t batch,
         uint32_t tile) {
-    return ampi_cuda_tensor_map(map, o->data, o->dtype, o->cols, o->channels, o->channel_stride,
-        batch, o->stride, o->along_k ? tile : (uint32_t)AMPI_HOPPER_DEPTH);
+    return ampi_cuda_tensor_map(map, { o->data, o->dtype }, o->cols, o->channels,
+        o->channel_stride, batch, o->stride, o->along_k ? tile : (uint32_t)AMPI_HOPPER_DEPTH);
 }
 
 /* The copy engine takes C where it is only written, in aligned rows, and f is simple. It clips what
    it writes to whole 16 bytes (an H100 does; no document says so): a row that ends within some has
    a gap behind it, which is not ours. */
 AMPI_FN int ampi_cuda_hopper_by_engine(const ampi_cuda_product* p) {
-    const size_t unit = 16 / amp_dtype_size(p->c_dtype);
+    const size_t unit = 16 / amp_dtype_size(p->c.dtype);
     return p->pieces == 1 && p->beta == 0.0f && p->part == p->n
-        && p->epilogue <= AMP_CUDA_EPILOGUE_RELU && (uintptr_t)p->c % 16 == 0 && p->n % unit == 0
-        && p->ldc % unit == 0 && (p->batch == 1 || p->c_stride % unit == 0);
+        && p->epilogue <= AMP_CUDA_EPILOGUE_RELU && (uintptr_t)p->c.data % 16 == 0
+        && p->n % unit == 0 && p->ldc % unit == 0 && (p->batch == 1 || p->c_stride % unit == 0);
 }
 
 /* A product large enough to fill a tile's better part, of matrices that the copy engine can
@@ -3322,7 +3317,7 @@ AMPI_FN int ampi_cuda_hopper_of(ampi_cuda_hopper* h, const ampi_cuda_product* p,
     h->by_engine = ampi_cuda_hopper_by_engine(&h->p);
     return ampi_cuda_operand_map(&h->a, &p->a, p->batch, AMPI_HOPPER_M)
            && ampi_cuda_operand_map(&h->b, &p->b, p->batch, cut->side)
-           && (!h->by_engine || ampi_cuda_tensor_map(&h->c, p->c, p->c_dtype, p->n, p->m, p->ldc,
+           && (!h->by_engine || ampi_cuda_tensor_map(&h->c, p->c, p->n, p->m, p->ldc,
                                                      p->batch, p->c_stride, 64));
 }
 
@@ -3605,8 +3600,7 @@ AMPI_CUDA(gemm, const amp_gemm_shape* s, float alpha, amp_ref a, amp_ref b, floa
    dense layer has planes of one pixel. Sums are formed in double in an order that depends on sizes
    alone. */
 typedef struct ampi_cuda_bias_sum {
-    const void* dy; amp_dtype dy_dtype;
-    void* db; amp_dtype db_dtype;
+    amp_ref dy, db;
     size_t n, outputs, pixels;
     int accumulate;
     size_t count;       /* parts of a channel */
@@ -3619,8 +3613,8 @@ enum { AMPI_CUDA_BIAS_AHEAD = 4 };
 /* Element o of db becomes the sum, or is raised by it. */
 AMPI_D void ampi_d_bias_store(const ampi_cuda_bias_sum& s, size_t o, double sum) {
     float v = (float)sum;
-    if (s.accumulate) v = __fadd_rn(ampi_d_load(s.db, s.db_dtype, o), v);
-    ampi_d_store(s.db, s.db_dtype, o, ampi_clean_nan(v));
+    if (s.accumulate) v = __fadd_rn(ampi_d_load(s.db, o), v);
+    ampi_d_store(s.db, o, ampi_clean_nan(v));
 }
 
 /* The eights of a channel's planes are cut into parts, a warp's work: part p has chunks p, p +
@@ -3640,13 +3634,13 @@ AMPI_D double ampi_d_bias_chunk(const ampi_cuda_bias_sum& s, size_t o, size_t q)
     for (unsigned u = 0; u < AMPI_CUDA_BIAS_AHEAD; u++) {
         size_t at = q + 32u * u, image = ampi_d_quotient(at, eights),
             plane = (image * s.outputs + o) * s.pixels;
-        ampi_d_fetch8(r[u], s.dy, s.dy_dtype, plane + (at - image * eights) * 8,
+        ampi_d_fetch8(r[u], s.dy, plane + (at - image * eights) * 8,
             image < s.n ? plane + s.pixels : 0);
     }
     AMPI_D_UNROLL
     for (unsigned u = 0; u < AMPI_CUDA_BIAS_AHEAD; u++) {
         float v[8];
-        ampi_d_widen8(v, r[u], s.dy_dtype);
+        ampi_d_widen8(v, r[u], s.dy.dtype);
         sum += (double)ampi_d_sum8(v);
     }
     return sum;
@@ -3699,13 +3693,13 @@ AMPI_D void ampi_d_bias_rows(const ampi_cuda_bias_sum& s, size_t row, size_t col
     AMPI_D_UNROLL
     for (unsigned u = 0; u < AMPI_CUDA_BIAS_AHEAD; u++) {
         size_t at = row + u * (unsigned)AMPI_CUDA_BIAS_ROWS;
-        ampi_d_fetch8(r[u], s.dy, s.dy_dtype, at * s.outputs + column,
+        ampi_d_fetch8(r[u], s.dy, at * s.outputs + column,
             at < s.n ? (at + 1) * s.outputs : 0);
     }
     AMPI_D_UNROLL
     for (unsigned u = 0; u < AMPI_CUDA_BIAS_AHEAD; u++) {
         float w[8];
-        ampi_d_widen8(w, r[u], s.dy_dtype);
+        ampi_d_widen8(w, r[u], s.dy.dtype);
         for (int j = 0; j < 8; j++) sum[j] += w[j];
     }
     for (int j = 0; j < 8; j++) v[j] += (double)sum[j];
@@ -3778,8 +3772,8 @@ AMPI_FN amp_result ampi_cuda_bias_planes(const amp_exec* exec, const char* op,
 /* db[outputs] = sums of dy[n, outputs, pixels], or += if accumulate. */
 AMPI_FN amp_result ampi_cuda_bias_grad(const amp_exec* exec, const char* op, amp_ref dy,
         amp_ref db, int accumulate, size_t n, size_t outputs, size_t pixels) {
-    ampi_cuda_bias_sum s = { dy.data, ampi_dtype_or_f32(dy.dtype), db.data,
-        ampi_dtype_or_f32(db.dtype), n, outputs, pixels, accumulate, 0, NULL };
+    ampi_cuda_bias_sum s = { ampi_cuda_ref(dy), ampi_cuda_ref(db), n, outputs, pixels, accumulate,
+        0, NULL };
     if (outputs == 0) return AMP_OK;
     if (pixels > 1) return ampi_cuda_bias_planes(exec, op, s);
     const unsigned blocks = (unsigned)ampi_cuda_parts(outputs, AMPI_CUDA_BIAS_COLUMNS);
@@ -3875,8 +3869,8 @@ typedef enum ampi_cuda_conv2d_part { AMPI_CONV2D_Y, AMPI_CONV2D_DX,
 enum { AMPI_CUDA_DIRECT_OUTPUTS = 8, AMPI_CUDA_DIRECT_LOADS = 8 };
 
 typedef struct ampi_cuda_direct {
-    const void *x, *w, *bias;                     /* for dw, w is dy */
-    void* y;
+    const void *x, *w;                            /* for dw, w is dy */
+    void *bias, *y;
     amp_dtype dtype, bias_dtype, y_dtype;         /* dtype: of x and w */
     uint32_t n, channels, outputs, height, width, rows, cols, kernel_h, kernel_w;
     int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, mirrored;
@@ -4015,9 +4009,9 @@ AMPI_D void ampi_d_direct_store(const ampi_cuda_direct& d, uint32_t image, uint3
     AMPI_D_UNROLL
     for (uint32_t o = 0; o < 8; o++) {
         if (d.bias && out + o < d.outputs)
-            sum[o] = __fadd_rn(sum[o], ampi_d_load(d.bias, d.bias_dtype, out + o));
+            sum[o] = __fadd_rn(sum[o], ampi_d_load({ d.bias, d.bias_dtype }, out + o));
         if (d.add && out + o < d.outputs)
-            sum[o] = __fadd_rn(ampi_d_load(d.y, d.y_dtype, at + o * plane), sum[o]);
+            sum[o] = __fadd_rn(ampi_d_load({ d.y, d.y_dtype }, at + o * plane), sum[o]);
         sum[o] = ampi_clean_nan(d.relu ? ampi_act_relu(1, sum[o]) : sum[o]);
     }
     ampi_d_round8(r, sum, d.y_dtype);
@@ -4182,7 +4176,7 @@ AMPI_FN ampi_cuda_direct ampi_cuda_direct_of(const ampi_conv2d_sizes* c, const a
     const uint32_t area = (uint32_t)c->area, along = (uint32_t)z->channels * area;
     ampi_cuda_direct d;
     AMPI_CLEAR(d);
-    d.x = s->b.data; d.w = s->a.data; d.bias = s->c.bias; d.y = s->c.data;
+    d.x = s->b.data; d.w = s->a.data; d.bias = ampi_mutable(s->c.bias); d.y = s->c.data;
     d.dtype = s->a.dtype; d.bias_dtype = s->c.bias_dtype; d.y_dtype = s->c.dtype;
     d.n = (uint32_t)z->n;
     d.channels = (uint32_t)(transposed ? z->out_channels : z->channels);
@@ -4478,9 +4472,8 @@ AMPI_CUDA(conv2d_backward, const amp_conv2d_shape* shape, amp_ref dy, amp_ref x,
 
 typedef struct ampi_cuda_pool {
     ampi_pool_plan p;
-    const void *x, *dy;      /* backward: x is NULL for an average */
-    void* y;                 /* backward: dx */
-    amp_dtype xt, dyt, yt;
+    amp_ref x, dy;           /* backward: x is NULL for an average */
+    amp_ref y;               /* backward: dx */
     int add;                 /* backward: to what dx holds */
     uint32_t tiles;          /* of all planes; see below */
     ampi_cuda_divisor by_tiles;      /* the tiles of a row of windows */
@@ -4521,7 +4514,7 @@ AMPI_D float ampi_d_pool_thread(const ampi_cuda_pool& q, const ampi_cuda_window&
     float acc = q.p.max ? ampi_float(0xff800000u) : 0.0f;
     for (int i = w.top; i < w.bottom; i++)
         for (int j = w.left; j < w.right; j++) {
-            float v = ampi_d_load(q.x, q.xt, plane + (size_t)i * (size_t)q.p.w + (size_t)j);
+            float v = ampi_d_load(q.x, plane + (size_t)i * (size_t)q.p.w + (size_t)j);
             acc = q.p.max ? ampi_d_pool_max(acc, v) : acc + v;
         }
     return acc;
@@ -4539,7 +4532,7 @@ AMPI_D float ampi_d_pool_warp(const ampi_cuda_pool& q, const ampi_cuda_window& w
             size_t k = i + (size_t)(32 * j), row = ampi_d_quotient(k, width);
             size_t at = plane + ((size_t)w.top + row) * (size_t)q.p.w + (size_t)w.left
                 + (k - row * width);
-            v[j] = k < area ? ampi_d_load(q.x, q.xt, at) : 0.0f;
+            v[j] = k < area ? ampi_d_load(q.x, at) : 0.0f;
             if (k < area) max = ampi_d_pool_max(max, v[j]);
         }
         sum[0] += (double)ampi_d_sum8(v);
@@ -4567,7 +4560,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool(ampi_cuda_
         ampi_cuda_window w = ampi_d_window(p, oh, ow);
         float v = T == 1 ? ampi_d_pool_thread(q, w, plane) : ampi_d_pool_warp(q, w, plane);
         if (!p.max) v /= ampi_d_pool_count(p, w);
-        if (threadIdx.x % T == 0) ampi_d_store(q.y, q.yt, i, v);
+        if (threadIdx.x % T == 0) ampi_d_store(q.y, i, v);
     }
 }
 
@@ -4587,30 +4580,32 @@ struct alignas(N % 2 ? sizeof(T) : N * sizeof(T)) ampi_cuda_vector { T e[N]; };
 
 /* N neighbouring elements as floats, read at once; aligned to N elements. */
 template <int N>
-AMPI_D void ampi_d_load_vector(float (&v)[N], const void* x, amp_dtype t, size_t i) {
-    if (t == AMP_F32) {
-        ampi_cuda_vector<float, N> r = *(const ampi_cuda_vector<float, N>*)((const float*)x + i);
+AMPI_D void ampi_d_load_vector(float (&v)[N], amp_ref x, size_t i) {
+    if (x.dtype == AMP_F32) {
+        ampi_cuda_vector<float, N> r = *(const ampi_cuda_vector<float,
+            N>*)((const float*)x.data + i);
         for (int j = 0; j < N; j++) v[j] = r.e[j];
     } else {
         ampi_cuda_vector<uint16_t, N> r = *(const ampi_cuda_vector<uint16_t,
-            N>*)((const uint16_t*)x + i);
+            N>*)((const uint16_t*)x.data + i);
         for (int j = 0; j < N; j++)
-            v[j] = t == AMP_F16 ? ampi_d_widen_half(r.e[j]) : ampi_float(ampi_bf16_widen(r.e[j]));
+            v[j] = x.dtype == AMP_F16 ? ampi_d_widen_half(r.e[j])
+                : ampi_float(ampi_bf16_widen(r.e[j]));
     }
 }
 
 /* N neighbouring elements, rounded and written at once; aligned to N elements. */
 template <int N>
-AMPI_D void ampi_d_store_vector(void* y, amp_dtype t, size_t i, const float (&v)[N]) {
-    if (t == AMP_F32) {
+AMPI_D void ampi_d_store_vector(amp_ref y, size_t i, const float (&v)[N]) {
+    if (y.dtype == AMP_F32) {
         ampi_cuda_vector<float, N> r;
         for (int j = 0; j < N; j++) r.e[j] = v[j];
-        *(ampi_cuda_vector<float, N>*)((float*)y + i) = r;
+        *(ampi_cuda_vector<float, N>*)((float*)y.data + i) = r;
     } else {
         ampi_cuda_vector<uint16_t, N> r;
         for (int j = 0; j < N; j++)
-            r.e[j] = t == AMP_F16 ? ampi_d_round_half(v[j]) : ampi_bf16_bits(ampi_bits(v[j]));
-        *(ampi_cuda_vector<uint16_t, N>*)((uint16_t*)y + i) = r;
+            r.e[j] = y.dtype == AMP_F16 ? ampi_d_round_half(v[j]) : ampi_bf16_bits(ampi_bits(v[j]));
+        *(ampi_cuda_vector<uint16_t, N>*)((uint16_t*)y.data + i) = r;
     }
 }
 
@@ -4623,7 +4618,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool_tiles(ampi
         float x[K][K * G], y[G];
         AMPI_D_UNROLL
         for (int r = 0; r < K; r++)
-            ampi_d_load_vector(x[r], q.x, q.xt, ampi_d_pool_tile(q, i, K, G, (uint32_t)r));
+            ampi_d_load_vector(x[r], q.x, ampi_d_pool_tile(q, i, K, G, (uint32_t)r));
         AMPI_D_UNROLL
         for (int g = 0; g < G; g++) {
             y[g] = q.p.max ? ampi_float(0xff800000u) : 0.0f;
@@ -4634,27 +4629,26 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool_tiles(ampi
             }
             if (!q.p.max) y[g] /= (float)(K * K);
         }
-        ampi_d_store_vector(q.y, q.yt, (size_t)i * G, y);
+        ampi_d_store_vector(q.y, (size_t)i * G, y);
     }
 }
 
-/* Are vectors of n elements at p aligned? */
-AMPI_FN int ampi_cuda_vectors_at(const void* p, amp_dtype t, int n) {
-    return n % 2 != 0 || (uintptr_t)p % ((size_t)n * amp_dtype_size(t)) == 0;
+/* Are vectors of n elements of x aligned? */
+AMPI_FN int ampi_cuda_vectors_at(amp_ref x, int n) {
+    return n % 2 != 0 || (uintptr_t)x.data % ((size_t)n * amp_dtype_size(x.dtype)) == 0;
 }
 
 /* How many windows to a tile: as many as the alignment of all arrays allows; 0 = none, or the
    windows are others. `image` is x or dx, `out` y or dy. An index has 31 bits. */
-AMPI_FN int ampi_cuda_pool_tiles(ampi_cuda_pool* q, const void* image, amp_dtype image_dtype,
-        const void* out, amp_dtype out_dtype) {
+AMPI_FN int ampi_cuda_pool_tiles(ampi_cuda_pool* q, amp_ref image, amp_ref out) {
     const ampi_pool_plan* p = &q->p;
     const int k = p->kh;
     if ((k != 2 && k != 3) || p->kw != k || p->sh != k || p->sw != k || p->ph || p->pw) return 0;
     if (p->h != p->oh * k || p->w != p->ow * k) return 0;
     if (p->planes > (size_t)INT32_MAX / ((size_t)p->h * (size_t)p->w)) return 0;
     for (int g = k == 2 && p->ow % 2 == 0 ? 2 : 1; g > 0; g--) {
-        if (!ampi_cuda_vectors_at(q->x, q->xt, k * g) || !ampi_cuda_vectors_at(image, image_dtype,
-            k * g) || !ampi_cuda_vectors_at(out, out_dtype, g)) continue;
+        if (!ampi_cuda_vectors_at(q->x, k * g) || !ampi_cuda_vectors_at(image, k * g)
+            || !ampi_cuda_vectors_at(out, g)) continue;
         q->by_tiles = ampi_cuda_divisor_of((uint32_t)(p->ow / g));
         q->tiles = (uint32_t)(p->planes * (size_t)p->oh) * q->by_tiles.d;
         return g;
@@ -4671,9 +4665,9 @@ AMPI_CUDA(pool2d_forward, const amp_pool2d_shape* s, amp_ref x, amp_ref y) {
     const size_t y_n = q.p.planes * ((size_t)q.p.oh * (size_t)q.p.ow);
     const ampi_argument list[] = { AMPI_ARG(x, AMPI_IN, n), AMPI_ARG(y, AMPI_OUT, y_n) };
     AMPI_CUDA_CHECK(op, n, list);
-    ampi_cuda_take(&q.x, &q.xt, x);
-    ampi_cuda_take(&q.y, &q.yt, y);
-    const int group = ampi_cuda_pool_tiles(&q, x.data, q.xt, y.data, q.yt);
+    q.x = ampi_cuda_ref(x);
+    q.y = ampi_cuda_ref(y);
+    const int group = ampi_cuda_pool_tiles(&q, q.x, q.y);
     const int lanes = ampi_min_int(q.p.kh, q.p.h) > 64 / ampi_min_int(q.p.kw, q.p.w) ? 32 : 1;
     void (*kernel)(ampi_cuda_pool) = lanes == 1 ? ampi_k_pool<1> : ampi_k_pool<32>;
     dim3 grid = ampi_cuda_grid(y_n, AMPI_CUDA_BLOCK / (size_t)lanes);
@@ -4700,7 +4694,7 @@ AMPI_D int ampi_d_pool_wins(const ampi_cuda_pool& q, const ampi_cuda_window& w, 
         int c, int32_t key) {
     for (int i = w.top; i < w.bottom; i++)
         for (int j = w.left; j < w.right; j++) {
-            int32_t other = ampi_pool_key(ampi_d_load(q.x, q.xt,
+            int32_t other = ampi_pool_key(ampi_d_load(q.x,
                 plane + (size_t)i * (size_t)q.p.w + (size_t)j));
             int before = i < r || (i == r && j < c);
             if (other > key || (before && other == key)) return 0;
@@ -4721,17 +4715,17 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK,
         size_t plane = ampi_d_pixel(i, p.h, p.w, &r, &c), start = plane * (size_t)p.h * (size_t)p.w;
         ampi_span down = ampi_d_windows_over(r, p.oh, p.sh, p.ph, p.kh);
         ampi_span across = ampi_d_windows_over(c, p.ow, p.sw, p.pw, p.kw);
-        int32_t key = p.max ? ampi_pool_key(ampi_d_load(q.x, q.xt, i)) : 0;
+        int32_t key = p.max ? ampi_pool_key(ampi_d_load(q.x, i)) : 0;
         float sum = 0.0f;
         for (int oh = down.first; oh < down.last; oh++)
             for (int ow = across.first; ow < across.last; ow++) {
                 ampi_cuda_window w = ampi_d_window(p, oh, ow);
                 if (p.max && !ampi_d_pool_wins(q, w, start, r, c, key)) continue;
                 size_t at = (plane * (size_t)p.oh + (size_t)oh) * (size_t)p.ow + (size_t)ow;
-                float g = ampi_d_load(q.dy, q.dyt, at);
+                float g = ampi_d_load(q.dy, at);
                 sum += p.max ? g : g / ampi_d_pool_count(p, w);
             }
-        ampi_d_store_one(q.y, q.yt, i, sum, q.add);
+        ampi_d_store_one(q.y, i, sum, q.add);
     }
 }
 
@@ -4760,8 +4754,8 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
         float x[K][K * G] = {}, dy[G];
         AMPI_D_UNROLL
         for (int r = 0; r < K && q.p.max; r++)
-            ampi_d_load_vector(x[r], q.x, q.xt, ampi_d_pool_tile(q, i, K, G, (uint32_t)r));
-        ampi_d_load_vector(dy, q.dy, q.dyt, (size_t)i * G);
+            ampi_d_load_vector(x[r], q.x, ampi_d_pool_tile(q, i, K, G, (uint32_t)r));
+        ampi_d_load_vector(dy, q.dy, (size_t)i * G);
         AMPI_D_UNROLL
         for (int g = 0; g < G; g++) {
             const float slope = 0.0f + (q.p.max ? dy[g] : dy[g] / (float)(K * K));
@@ -4772,7 +4766,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
         }
         AMPI_D_UNROLL
         for (int r = 0; r < K; r++)
-            ampi_d_store_vector(q.y, q.yt, ampi_d_pool_tile(q, i, K, G, (uint32_t)r), x[r]);
+            ampi_d_store_vector(q.y, ampi_d_pool_tile(q, i, K, G, (uint32_t)r), x[r]);
     }
 }
 
@@ -4789,11 +4783,11 @@ AMPI_CUDA(pool2d_backward, const amp_pool2d_shape* s, amp_ref dy, amp_ref x, amp
         AMPI_ARG(x, q.p.max ? AMPI_IN : AMPI_NULL, n) };
     AMPI_CUDA_CHECK(op, n, list);
     if (!dx.data) return AMP_OK;
-    ampi_cuda_take(&q.x, &q.xt, x);
-    ampi_cuda_take(&q.dy, &q.dyt, dy);
-    ampi_cuda_take(&q.y, &q.yt, dx);
+    q.x = ampi_cuda_ref(x);
+    q.dy = ampi_cuda_ref(dy);
+    q.y = ampi_cuda_ref(dx);
     q.add = accumulate & AMP_ACCUMULATE_INPUT;
-    const int group = q.add ? 0 : ampi_cuda_pool_tiles(&q, dx.data, q.yt, dy.data, q.dyt);
+    const int group = q.add ? 0 : ampi_cuda_pool_tiles(&q, q.y, q.dy);
     void (*kernel)(ampi_cuda_pool) = ampi_k_pool_backward;
     if (group > 0) {
         n = q.tiles;
@@ -4828,16 +4822,16 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_map(ampi_cuda_m
         ampi_eight a[2], b[2];
         AMPI_D_UNROLL
         for (int u = 0; u < 2; u++) {
-            ampi_d_fetch8(a[u], m.a, m.at, i + (size_t)(u * AMPI_CUDA_SECOND), m.n);
-            if (m.b) ampi_d_fetch8(b[u], m.b, m.bt, i + (size_t)(u * AMPI_CUDA_SECOND), m.n);
+            ampi_d_fetch8(a[u], m.a, i + (size_t)(u * AMPI_CUDA_SECOND), m.n);
+            if (m.b.data) ampi_d_fetch8(b[u], m.b, i + (size_t)(u * AMPI_CUDA_SECOND), m.n);
         }
         AMPI_ROLLED
         for (size_t at = i; at < m.n && at <= i + AMPI_CUDA_SECOND; at += AMPI_CUDA_SECOND) {
             float v[8], w[8];
-            ampi_d_widen8(v, a[0], m.at);
-            if (m.b) ampi_d_widen8(w, b[0], m.bt);
+            ampi_d_widen8(v, a[0], m.a.dtype);
+            if (m.b.data) ampi_d_widen8(w, b[0], m.b.dtype);
             ampi_d_apply(f, v, w, at);
-            ampi_d_give8(m.y, m.yt, at, m.n, v, ampi_d_adds(f));
+            ampi_d_give8(m.y, at, m.n, v, ampi_d_adds(f));
             a[0] = a[1];      /* the second eight takes the place of the first: f is there once */
             b[0] = b[1];
         }
@@ -4953,9 +4947,7 @@ AMPI_CUDA(add_forward, amp_ref a, amp_ref b, amp_ref y, size_t n) {
 /* Copies, or adds, `d` columns from matrix x to matrix y; each begins at an element of its own and
    has rows of its own length. */
 typedef struct ampi_cuda_columns {
-    const void* x;
-    void* y;
-    amp_dtype xt, yt;
+    amp_ref x, y;
     size_t x_start, x_row, y_start, y_row, rows, d;
     int accumulate;
 } ampi_cuda_columns;
@@ -4969,17 +4961,17 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_columns(ampi_cu
         size_t row = ampi_d_quotient(k, eights), i = (k - row * eights) * 8;
         size_t from = q.x_start + row * q.x_row, to = q.y_start + row * q.y_row;
         ampi_eight r;
-        ampi_d_fetch8(r, q.x, q.xt, from + i, from + q.d);
+        ampi_d_fetch8(r, q.x, from + i, from + q.d);
         if (q.accumulate) {
             float v[8], old[8];
-            ampi_d_widen8(v, r, q.xt);
-            ampi_d_load8(old, q.y, q.yt, to + i, to + q.d);
+            ampi_d_widen8(v, r, q.x.dtype);
+            ampi_d_load8(old, q.y, to + i, to + q.d);
             for (int j = 0; j < 8; j++) v[j] = old[j] + v[j];
-            ampi_d_round8(r, v, q.yt);
+            ampi_d_round8(r, v, q.y.dtype);
         } else {
-            ampi_d_convert8(r, q.xt, q.yt);
+            ampi_d_convert8(r, q.x.dtype, q.y.dtype);
         }
-        ampi_d_put8(q.y, q.yt, to + i, to + q.d, r);
+        ampi_d_put8(q.y, to + i, to + q.d, r);
     }
 }
 
@@ -5000,8 +4992,8 @@ AMPI_CUDA(concat_forward, amp_ref x, size_t d, amp_ref y, size_t d_total, size_t
     const size_t n = ampi_area(rows, d ? d_total : 0);
     const ampi_argument list[] = {
         AMPI_ARG(x, AMPI_IN | none, rows * d), AMPI_ARG(y, AMPI_OUT | none, n) };
-    const ampi_cuda_columns q = { x.data, y.data, ampi_dtype_or_f32(x.dtype),
-        ampi_dtype_or_f32(y.dtype), 0, d, column, d_total, rows, d, 0 };
+    const ampi_cuda_columns q = { ampi_cuda_ref(x), ampi_cuda_ref(y), 0, d, column, d_total, rows,
+        d, 0 };
     AMPI_CUDA_CHECK(op, n, list);
     AMPI_TRY(ampi_check_columns(exec, op, d, d_total, column));
     return ampi_cuda_columns_run(exec, op, q);
@@ -5015,9 +5007,8 @@ AMPI_CUDA(concat_backward, amp_ref y, size_t d_total, size_t column, amp_ref x, 
     const size_t n = ampi_area(rows, d ? d_total : 0);
     const ampi_argument list[] = {
         AMPI_ARG(y, AMPI_IN | none, n), AMPI_ARG(x, AMPI_OUT | none, rows * d) };
-    const ampi_cuda_columns q = { y.data, x.data, ampi_dtype_or_f32(y.dtype),
-        ampi_dtype_or_f32(x.dtype), column, d_total, 0, d, rows, d,
-        accumulate & AMP_ACCUMULATE_INPUT };
+    const ampi_cuda_columns q = { ampi_cuda_ref(y), ampi_cuda_ref(x), column, d_total, 0, d, rows,
+        d, accumulate & AMP_ACCUMULATE_INPUT };
     AMPI_CUDA_CHECK(op, n, list);
     AMPI_TRY(ampi_check_columns(exec, op, d, d_total, column));
     return ampi_cuda_columns_run(exec, op, q);
@@ -5033,11 +5024,10 @@ AMPI_CUDA(concat_backward, amp_ref y, size_t d_total, size_t column, amp_ref x, 
 enum { AMPI_CUDA_BN_BLOCK = 512 };
 
 typedef struct ampi_cuda_bn {
-    const void *x, *dy, *gamma, *beta;
-    void *y, *dgamma, *dbeta;                     /* backward: y is dx */
+    amp_ref x, dy, gamma, beta;
+    amp_ref y, dgamma, dbeta;                     /* backward: y is dx */
     float *running_mean, *running_var, *save_mean, *save_invstd;
     const float *mean, *invstd;                   /* backward: what the forward pass saved */
-    amp_dtype xt, dyt, gt, bt, yt, dgt, dbt;
     size_t n, channels, spatial;
     float eps, momentum;
     unsigned char* held;
@@ -5062,15 +5052,15 @@ AMPI_D void ampi_d_bn_walk(const ampi_cuda_bn& s, size_t c, F f) {
         AMPI_D_UNROLL
         for (int u = 0; u < U; u++) {
             ampi_d_bn_place(s, c, q + (size_t)(u * AMPI_CUDA_BN_BLOCK), &i[u], &end[u]);
-            ampi_d_fetch8(x[u], s.x, s.xt, i[u], end[u]);
-            if (DY) ampi_d_fetch8(dy[u], s.dy, s.dyt, i[u], end[u]);
+            ampi_d_fetch8(x[u], s.x, i[u], end[u]);
+            if (DY) ampi_d_fetch8(dy[u], s.dy, i[u], end[u]);
         }
         AMPI_D_UNROLL
         for (int u = 0; u < U; u++)
             if (i[u] < end[u]) {
                 float v[8], g[8];
-                ampi_d_widen8(v, x[u], s.xt);
-                if (DY) ampi_d_widen8(g, dy[u], s.dyt);
+                ampi_d_widen8(v, x[u], s.x.dtype);
+                if (DY) ampi_d_widen8(g, dy[u], s.dy.dtype);
                 f(v, g, i[u], end[u]);
             }
     }
@@ -5084,7 +5074,7 @@ AMPI_D float ampi_d_bn_pivot(const ampi_cuda_bn& s, size_t c, double* shared) {
     float x[8];
     ampi_d_bn_place(s, c, threadIdx.x, &i, &end);
     if (i < end) {
-        ampi_d_load8(x, s.x, s.xt, i, end);
+        ampi_d_load8(x, s.x, i, end);
         v[0] = (double)ampi_d_sum8(x);
         v[1] = (double)(end - i < 8 ? end - i : 8);
     }
@@ -5140,10 +5130,10 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK) ampi_k_batch_norm(a
         else ampi_d_bn_evaluate(s, c, stats);
         __syncthreads();
         float mean = stats[0], invstd = stats[1];
-        float g = ampi_d_load_or(s.gamma, s.gt, c, 1.0f), b = ampi_d_load_or(s.beta, s.bt, c, 0.0f);
+        float g = ampi_d_load_or(s.gamma, c, 1.0f), b = ampi_d_load_or(s.beta, c, 0.0f);
         ampi_d_bn_walk<4, 0>(s, c, [&](float(&x)[8], float(&)[8], size_t i, size_t end) {
             for (int j = 0; j < 8; j++) x[j] = ampi_fma(1, (x[j] - mean) * invstd, g, b);
-            ampi_d_store8(s.y, s.yt, i, end, x);
+            ampi_d_store8(s.y, i, end, x);
         });
     }
 }
@@ -5175,10 +5165,10 @@ AMPI_CUDA(batch_norm_forward, const amp_batch_norm_shape* s, int training, amp_r
         AMPI_ARG_F32(running_var, running, p.channels), AMPI_ARG_F32(save_mean, saved, p.channels),
         AMPI_ARG_F32(save_invstd, saved, p.channels) };
     AMPI_CUDA_CHECK(op, n, list);
-    ampi_cuda_take(&q.x, &q.xt, x);
-    ampi_cuda_take(&q.gamma, &q.gt, gamma);
-    ampi_cuda_take(&q.beta, &q.bt, beta);
-    ampi_cuda_take(&q.y, &q.yt, y);
+    q.x = ampi_cuda_ref(x);
+    q.gamma = ampi_cuda_ref(gamma);
+    q.beta = ampi_cuda_ref(beta);
+    q.y = ampi_cuda_ref(y);
     q.running_mean = running_mean; q.running_var = running_var;
     q.save_mean = save_mean; q.save_invstd = save_invstd;
     q.training = training;
@@ -5198,8 +5188,8 @@ AMPI_D void ampi_d_bn_sums(const ampi_cuda_bn& s, size_t c, double (&v)[2], doub
     });
     ampi_d_group_sum<AMPI_CUDA_BN_BLOCK>(v, shared);
     if (threadIdx.x != 0) return;
-    ampi_d_store_one(s.dgamma, s.dgt, c, (float)(v[1] * (double)s.invstd[c]), s.accumulate);
-    ampi_d_store_one(s.dbeta, s.dbt, c, (float)v[0], s.accumulate);
+    ampi_d_store_one(s.dgamma, c, (float)(v[1] * (double)s.invstd[c]), s.accumulate);
+    ampi_d_store_one(s.dbeta, c, (float)v[0], s.accumulate);
 }
 
 /* With constant statistics: dx = dy * k, and the sums if anybody wants them. */
@@ -5209,15 +5199,14 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK)
     AMPI_SHARED(double, shared);
     ampi_cuda_bn only = s;
     only.x = s.dy;
-    only.xt = s.dyt;
     for (size_t c = blockIdx.x; c < s.channels; c += gridDim.x) {
-        const float k = s.invstd[c] * ampi_d_load_or(s.gamma, s.gt, c, 1.0f);
+        const float k = s.invstd[c] * ampi_d_load_or(s.gamma, c, 1.0f);
         double v[2];
-        if (s.dgamma || s.dbeta) ampi_d_bn_sums(s, c, v, shared);
-        if (s.y)
+        if (s.dgamma.data || s.dbeta.data) ampi_d_bn_sums(s, c, v, shared);
+        if (s.y.data)
             ampi_d_bn_walk<4, 0>(only, c, [&](float(&g)[8], float(&)[8], size_t i, size_t end) {
             for (int j = 0; j < 8; j++) g[j] *= k;
-            ampi_d_give8(s.y, s.yt, i, end, g, s.add);
+            ampi_d_give8(s.y, i, end, g, s.add);
         });
     }
 }
@@ -5237,13 +5226,14 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK,
             double count = (double)s.n * (double)s.spatial, dot = v[1] * (double)invstd;
             slope[0] = (float)(v[0] / count);
             slope[1] = (float)(dot * (double)invstd / count);
-            slope[2] = invstd * ampi_d_load_or(s.gamma, s.gt, c, 1.0f);
+            slope[2] = invstd * ampi_d_load_or(s.gamma, c, 1.0f);
         }
         __syncthreads();
         const float a = slope[0], b = slope[1], k = slope[2];
-        if (s.y) ampi_d_bn_walk<2, 1>(s, c, [&](float(&x)[8], float(&g)[8], size_t i, size_t end) {
+        if (s.y.data)
+            ampi_d_bn_walk<2, 1>(s, c, [&](float(&x)[8], float(&g)[8], size_t i, size_t end) {
             for (int j = 0; j < 8; j++) x[j] = ampi_fma(1, mean - x[j], b, g[j] - a) * k;
-            ampi_d_give8(s.y, s.yt, i, end, x, s.add);
+            ampi_d_give8(s.y, i, end, x, s.add);
         });
     }
 }
@@ -5264,12 +5254,12 @@ AMPI_CUDA(batch_norm_backward, const amp_batch_norm_shape* s, amp_ref dy, amp_re
         AMPI_ARG(dgamma, AMPI_OUT | AMPI_NULL, p.channels),
         AMPI_ARG(dbeta, AMPI_OUT | AMPI_NULL, p.channels) };
     AMPI_CUDA_CHECK(op, n, list);
-    ampi_cuda_take(&q.x, &q.xt, x);
-    ampi_cuda_take(&q.dy, &q.dyt, dy);
-    ampi_cuda_take(&q.gamma, &q.gt, gamma);
-    ampi_cuda_take(&q.y, &q.yt, dx);
-    ampi_cuda_take(&q.dgamma, &q.dgt, dgamma);
-    ampi_cuda_take(&q.dbeta, &q.dbt, dbeta);
+    q.x = ampi_cuda_ref(x);
+    q.dy = ampi_cuda_ref(dy);
+    q.gamma = ampi_cuda_ref(gamma);
+    q.y = ampi_cuda_ref(dx);
+    q.dgamma = ampi_cuda_ref(dgamma);
+    q.dbeta = ampi_cuda_ref(dbeta);
     q.mean = save_mean; q.invstd = save_invstd;
     q.accumulate = accumulate & AMP_ACCUMULATE_PARAMS;
     q.add = accumulate & AMP_ACCUMULATE_INPUT;
@@ -5331,8 +5321,7 @@ AMPI_D void ampi_d_eights(size_t d, F f) {
 /* One operand's row: elements [start, start + d) of x; rows begin ld elements apart. */
 template <int KEEP>
 struct ampi_row {
-    const void* x;
-    amp_dtype t;
+    amp_ref x;
     size_t start, end;
     ampi_eight raw[KEEP > 0 ? KEEP : 1];
     float v[KEEP > 0 ? KEEP : 1][8];
@@ -5340,21 +5329,20 @@ struct ampi_row {
 /* Lets the loads of a whole row start; ampi_d_row_open turns eight k into floats, later passes find
    them. */
 template <int T, int KEEP>
-AMPI_D void ampi_d_row_start(ampi_row<KEEP>& r, const void* x, amp_dtype t, size_t row, size_t d,
-        size_t ld) {
-    r.x = x; r.t = t;
+AMPI_D void ampi_d_row_start(ampi_row<KEEP>& r, amp_ref x, size_t row, size_t d, size_t ld) {
+    r.x = x;
     r.start = row * ld;
     r.end = r.start + d;
     if (KEEP > 0)
         ampi_d_eights<T,
-            KEEP>(d, [&](int k, size_t i) { ampi_d_fetch8(r.raw[k], x, t, r.start + i, r.end); });
+            KEEP>(d, [&](int k, size_t i) { ampi_d_fetch8(r.raw[k], x, r.start + i, r.end); });
 }
 
 /* Eight elements of the row as floats in r.v[k]. */
 template <int KEEP>
 AMPI_D void ampi_d_row_open(ampi_row<KEEP>& r, int k, size_t i) {
-    if (KEEP == 0) ampi_d_fetch8(r.raw[k], r.x, r.t, r.start + i, r.end);
-    ampi_d_widen8(r.v[k], r.raw[k], r.t);
+    if (KEEP == 0) ampi_d_fetch8(r.raw[k], r.x, r.start + i, r.end);
+    ampi_d_widen8(r.v[k], r.raw[k], r.x.dtype);
 }
 
 /* The floats of eight k once more, in a pass after the first. */
@@ -5371,12 +5359,11 @@ AMPI_FN size_t ampi_cuda_ln_statistics_bytes(size_t rows) {
 }
 
 typedef struct ampi_cuda_ln {
-    const void *x, *dy, *gamma, *beta;
-    void *y, *dgamma, *dbeta;          /* backward: y is dx */
+    amp_ref x, dy, gamma, beta;
+    amp_ref y, dgamma, dbeta;          /* backward: y is dx */
     float *save_mean, *save_invstd;
     const float *mean, *invstd;
     float* partial;                    /* sums of the parts of the rows, or NULL */
-    amp_dtype xt, dyt, gt, bt, yt, dgt, dbt;
     size_t rows, d, parts;
     double inverse_d;
     float eps;
@@ -5391,7 +5378,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_layer_norm
     AMPI_D_EACH(row, q.rows) {
         ampi_row<KEEP> x;
         double sum[1] = { 0.0 }, squares[1] = { 0.0 };
-        ampi_d_row_start<T>(x, q.x, q.xt, row, q.d, q.d);
+        ampi_d_row_start<T>(x, q.x, row, q.d, q.d);
         ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
             ampi_d_row_open(x, k, i);
             sum[0] += (double)ampi_d_sum8(x.v[k]);
@@ -5408,13 +5395,13 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_layer_norm
         });
         ampi_d_group_sum<T>(squares, shared);
         const float invstd = __frsqrt_rn((float)fma(squares[0], q.inverse_d, (double)q.eps));
-        if (q.y) ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
+        if (q.y.data) ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
             float g[8], b[8];
             ampi_d_row_again(x, k, i);
-            ampi_d_load8_or(g, q.gamma, q.gt, i, q.d, 1.0f);
-            ampi_d_load8_or(b, q.beta, q.bt, i, q.d, 0.0f);
+            ampi_d_load8_or(g, q.gamma, i, q.d, 1.0f);
+            ampi_d_load8_or(b, q.beta, i, q.d, 0.0f);
             for (int j = 0; j < 8; j++) g[j] = ampi_fma(1, (x.v[k][j] - mean) * invstd, g[j], b[j]);
-            ampi_d_store8(q.y, q.yt, x.start + i, x.end, g);
+            ampi_d_store8(q.y, x.start + i, x.end, g);
         });
         if (threadIdx.x % T != 0) continue;
         if (q.save_mean) q.save_mean[row] = mean;
@@ -5434,7 +5421,7 @@ AMPI_FN amp_result ampi_cuda_ln_statistics(ampi_cuda_ln* q, const char* op, cons
         "tells", op, q->mean ? "save_invstd" : "save_mean");
     q->mean = forward.save_mean = own;
     q->invstd = forward.save_invstd = own + q->rows;
-    forward.y = NULL;
+    forward.y = AMP_NONE;
     rest->workspace_size -= (size_t)((char*)own - (char*)rest->workspace) + bytes;
     rest->workspace = (char*)own + bytes;
     return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_layer_norm, q->rows, q->d, AMPI_CUDA_ROW_SHARED,
@@ -5455,10 +5442,10 @@ AMPI_CUDA(layer_norm_forward, amp_ref x, amp_ref gamma, amp_ref beta, float eps,
     AMPI_CUDA_CHECK(op, all, list);
     AMPI_TRY(ampi_ln_check(exec, op, &f, eps));
     if (rows == 0) return AMP_OK;
-    ampi_cuda_take(&q.x, &q.xt, x);
-    ampi_cuda_take(&q.gamma, &q.gt, gamma);
-    ampi_cuda_take(&q.beta, &q.bt, beta);
-    ampi_cuda_take(&q.y, &q.yt, y);
+    q.x = ampi_cuda_ref(x);
+    q.gamma = ampi_cuda_ref(gamma);
+    q.beta = ampi_cuda_ref(beta);
+    q.y = ampi_cuda_ref(y);
     q.save_mean = save_mean;
     q.save_invstd = save_invstd;
     q.rows = rows; q.d = d; q.inverse_d = 1.0 / (double)d; q.eps = (float)f.eps;
@@ -5475,13 +5462,13 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T))
         ampi_row<KEEP> x, dy;
         double v[2] = { 0.0, 0.0 };
         const float mean = q.mean[row], invstd = q.invstd[row];
-        ampi_d_row_start<T>(x, q.x, q.xt, row, q.d, q.d);
-        ampi_d_row_start<T>(dy, q.dy, q.dyt, row, q.d, q.d);
+        ampi_d_row_start<T>(x, q.x, row, q.d, q.d);
+        ampi_d_row_start<T>(dy, q.dy, row, q.d, q.d);
         ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
             float g[8], h[8];
             ampi_d_row_open(x, k, i);
             ampi_d_row_open(dy, k, i);
-            ampi_d_load8_or(g, q.gamma, q.gt, i, q.d, 1.0f);
+            ampi_d_load8_or(g, q.gamma, i, q.d, 1.0f);
             for (int j = 0; j < 8; j++) g[j] = dy.v[k][j] * g[j];
             for (int j = 0; j < 8; j++) h[j] = x.v[k][j] - mean;
             v[0] += (double)ampi_d_sum8(g);
@@ -5494,10 +5481,10 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T))
             float g[8];
             ampi_d_row_again(x, k, i);
             ampi_d_row_again(dy, k, i);
-            ampi_d_load8_or(g, q.gamma, q.gt, i, q.d, 1.0f);
+            ampi_d_load8_or(g, q.gamma, i, q.d, 1.0f);
             for (int j = 0; j < 8; j++)
                 g[j] = ampi_fma(1, mean - x.v[k][j], b, ampi_fma(1, dy.v[k][j], g[j], -a)) * invstd;
-            ampi_d_give8(q.y, q.yt, x.start + i, x.end, g, q.add);
+            ampi_d_give8(q.y, x.start + i, x.end, g, q.add);
         });
     }
 }
@@ -5537,8 +5524,8 @@ AMPI_D void ampi_d_ln_down(const ampi_cuda_ln& q, size_t row, size_t last, size_
             for (int u = 0; u < 2; u++) {
                 size_t r = row + (size_t)((2 * half + u) * AMPI_CUDA_LN_WARPS),
                     end = r < last ? (r + 1) * q.d : 0;
-                ampi_d_fetch8(x[u], q.x, q.xt, r * q.d + i, end);
-                ampi_d_fetch8(dy[u], q.dy, q.dyt, r * q.d + i, end);
+                ampi_d_fetch8(x[u], q.x, r * q.d + i, end);
+                ampi_d_fetch8(dy[u], q.dy, r * q.d + i, end);
             }
             AMPI_D_UNROLL
             for (int u = 0; u < 2; u++) {
@@ -5547,8 +5534,8 @@ AMPI_D void ampi_d_ln_down(const ampi_cuda_ln& q, size_t row, size_t last, size_
                 if (r >= last) continue;
                 mean = q.mean[r];
                 invstd = q.invstd[r];
-                ampi_d_widen8(v, x[u], q.xt);
-                ampi_d_widen8(w, dy[u], q.dyt);
+                ampi_d_widen8(v, x[u], q.x.dtype);
+                ampi_d_widen8(w, dy[u], q.dy.dtype);
                 for (int j = 0; j < 8; j++) b[j] += w[j];
                 for (int j = 0; j < 8; j++) g[j] = ampi_fma(1, w[j], (v[j] - mean) * invstd, g[j]);
             }
@@ -5592,8 +5579,8 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
         q.partial[(2 * part + 1) * q.d + column] = b;
     }
     if (q.partial || column >= q.d) return;
-    ampi_d_store_one(q.dgamma, q.dgt, column, (float)dgamma, q.accumulate);
-    ampi_d_store_one(q.dbeta, q.dbt, column, (float)dbeta, q.accumulate);
+    ampi_d_store_one(q.dgamma, column, (float)dgamma, q.accumulate);
+    ampi_d_store_one(q.dbeta, column, (float)dbeta, q.accumulate);
 }
 
 /* dgamma and dbeta from their parts, in ascending order, a thread for each column. */
@@ -5606,8 +5593,8 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_layer_norm_part
         dgamma += (double)q.partial[2 * part * q.d + column];
         dbeta += (double)q.partial[(2 * part + 1) * q.d + column];
     }
-    ampi_d_store_one(q.dgamma, q.dgt, column, (float)dgamma, q.accumulate);
-    ampi_d_store_one(q.dbeta, q.dbt, column, (float)dbeta, q.accumulate);
+    ampi_d_store_one(q.dgamma, column, (float)dgamma, q.accumulate);
+    ampi_d_store_one(q.dbeta, column, (float)dbeta, q.accumulate);
 }
 
 /* dgamma and dbeta, by one launch, or by two with partial sums in the workspace. */
@@ -5642,12 +5629,12 @@ AMPI_CUDA(layer_norm_backward, amp_ref dy, amp_ref x, amp_ref gamma, float eps,
     if (rows == 0 && accumulate & AMP_ACCUMULATE_PARAMS) return AMP_OK;
     if (rows == 0) AMPI_TRY(ampi_cuda_check_pointer(exec, op, "dgamma", dgamma.data));
     if (rows == 0) AMPI_TRY(ampi_cuda_check_pointer(exec, op, "dbeta", dbeta.data));
-    ampi_cuda_take(&q.x, &q.xt, x);
-    ampi_cuda_take(&q.dy, &q.dyt, dy);
-    ampi_cuda_take(&q.gamma, &q.gt, gamma);
-    ampi_cuda_take(&q.y, &q.yt, dx);
-    ampi_cuda_take(&q.dgamma, &q.dgt, dgamma);
-    ampi_cuda_take(&q.dbeta, &q.dbt, dbeta);
+    q.x = ampi_cuda_ref(x);
+    q.dy = ampi_cuda_ref(dy);
+    q.gamma = ampi_cuda_ref(gamma);
+    q.y = ampi_cuda_ref(dx);
+    q.dgamma = ampi_cuda_ref(dgamma);
+    q.dbeta = ampi_cuda_ref(dbeta);
     q.mean = save_mean; q.invstd = save_invstd;
     q.rows = rows; q.d = d; q.inverse_d = 1.0 / (double)d;
     q.accumulate = accumulate & AMP_ACCUMULATE_PARAMS;
@@ -5664,9 +5651,8 @@ AMPI_CUDA(layer_norm_backward, amp_ref dy, amp_ref x, amp_ref gamma, float eps,
 /* --- softmax --- */
 
 typedef struct ampi_cuda_softmax {
-    const void *x, *dy;      /* backward: x is the forward pass's y */
-    void* y;                 /* backward: dx */
-    amp_dtype xt, dyt, yt;
+    amp_ref x, dy;           /* backward: x is the forward pass's y */
+    amp_ref y;               /* backward: dx */
     size_t rows, d;
     int add;                 /* backward: to what dx holds */
 } ampi_cuda_softmax;
@@ -5714,12 +5700,12 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_softmax(am
         ampi_row<KEEP> x;
         float max;
         double unused;
-        ampi_d_row_start<T>(x, q.x, q.xt, row, q.d, q.d);
+        ampi_d_row_start<T>(x, q.x, row, q.d, q.d);
         const float inverse = 1.0f / ampi_d_row_exp<T>(x, q.d, &max, &unused, shared);
         ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
             ampi_d_row_exp_again(x, k, i, max);
             for (int j = 0; j < 8; j++) x.v[k][j] *= inverse;
-            ampi_d_store8(q.y, q.yt, x.start + i, x.end, x.v[k]);
+            ampi_d_store8(q.y, x.start + i, x.end, x.v[k]);
         });
     }
 }
@@ -5733,8 +5719,8 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T))
     AMPI_D_EACH(row, q.rows) {
         ampi_row<KEEP> y, dy;
         double dot[1] = { 0.0 };
-        ampi_d_row_start<T>(y, q.x, q.xt, row, q.d, q.d);
-        ampi_d_row_start<T>(dy, q.dy, q.dyt, row, q.d, q.d);
+        ampi_d_row_start<T>(y, q.x, row, q.d, q.d);
+        ampi_d_row_start<T>(dy, q.dy, row, q.d, q.d);
         ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
             ampi_d_row_open(y, k, i);
             ampi_d_row_open(dy, k, i);
@@ -5746,7 +5732,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T))
             ampi_d_row_again(y, k, i);
             ampi_d_row_again(dy, k, i);
             for (int j = 0; j < 8; j++) y.v[k][j] *= dy.v[k][j] - sum;
-            ampi_d_give8(q.y, q.yt, y.start + i, y.end, y.v[k], q.add);
+            ampi_d_give8(q.y, y.start + i, y.end, y.v[k], q.add);
         });
     }
 }
@@ -5757,8 +5743,7 @@ AMPI_CUDA(softmax_forward, amp_ref x, amp_ref y, size_t rows, size_t d) {
     const size_t all = ampi_area(rows, d);
     const ampi_argument list[] = {
         AMPI_ARG(x, AMPI_SAME, all), AMPI_ARG(y, AMPI_OUT | AMPI_SAME, all) };
-    const ampi_cuda_softmax q = { x.data, NULL, y.data, ampi_dtype_or_f32(x.dtype), AMP_F32,
-        ampi_dtype_or_f32(y.dtype), rows, d, 0 };
+    const ampi_cuda_softmax q = { ampi_cuda_ref(x), AMP_NONE, ampi_cuda_ref(y), rows, d, 0 };
     AMPI_CUDA_CHECK(op, all, list);
     if (rows == 0 || d == 0) return AMP_OK;
     return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_softmax, rows, d, AMPI_CUDA_ROW_SHARED, q);
@@ -5771,8 +5756,7 @@ AMPI_CUDA(softmax_backward, amp_ref dy, amp_ref y, amp_ref dx, int accumulate, s
     const size_t all = ampi_area(rows, d);
     const ampi_argument list[] = { AMPI_ARG(dy, AMPI_IN, all), AMPI_ARG(y, AMPI_IN, all),
         AMPI_ARG(dx, AMPI_OUT | AMPI_NULL, all) };
-    const ampi_cuda_softmax q = { y.data, dy.data, dx.data, ampi_dtype_or_f32(y.dtype),
-        ampi_dtype_or_f32(dy.dtype), ampi_dtype_or_f32(dx.dtype), rows, d,
+    const ampi_cuda_softmax q = { ampi_cuda_ref(y), ampi_cuda_ref(dy), ampi_cuda_ref(dx), rows, d,
         accumulate & AMP_ACCUMULATE_INPUT };
     AMPI_CUDA_CHECK(op, all, list);
     if (!dx.data || rows == 0 || d == 0) return AMP_OK;
@@ -5793,11 +5777,10 @@ AMPI_CUDA(softmax_backward, amp_ref dy, amp_ref y, amp_ref dx, int accumulate, s
 enum { AMPI_CUDA_LOSS_PARTS = 1024 };
 
 typedef struct ampi_cuda_loss {
-    const void *x, *target;      /* target: of MSE and BCE */
+    amp_ref x, target;           /* target: of MSE and BCE */
     const int32_t* labels;       /* of the cross-entropy */
     float* loss;
     double* parts;               /* the workspace, or NULL */
-    amp_dtype xt, tt;
     size_t n, d, count, tile;    /* terms, classes, parts, terms of a tile */
     size_t ld;                   /* of the cross-entropy's rows */
     int32_t ignored;             /* a label without loss, if `ignores` */
@@ -5858,16 +5841,16 @@ AMPI_D double ampi_d_loss_tile(const ampi_cuda_loss& q, size_t i) {
     ampi_eight x[2], target[2];
     AMPI_D_UNROLL
     for (int u = 0; u < 2; u++) {
-        ampi_d_fetch8(x[u], q.x, q.xt, i + (size_t)(u * AMPI_CUDA_SECOND), q.n);
-        ampi_d_fetch8(target[u], q.target, q.tt, i + (size_t)(u * AMPI_CUDA_SECOND), q.n);
+        ampi_d_fetch8(x[u], q.x, i + (size_t)(u * AMPI_CUDA_SECOND), q.n);
+        ampi_d_fetch8(target[u], q.target, i + (size_t)(u * AMPI_CUDA_SECOND), q.n);
     }
     AMPI_D_UNROLL
     for (int u = 0; u < 2; u++) {
         size_t at = i + (size_t)(u * AMPI_CUDA_SECOND);
         float v[8], w[8];
         if (at >= q.n) break;
-        ampi_d_widen8(v, x[u], q.xt);
-        ampi_d_widen8(w, target[u], q.tt);
+        ampi_d_widen8(v, x[u], q.x.dtype);
+        ampi_d_widen8(w, target[u], q.target.dtype);
         if (q.kind == AMPI_MSE) {
             for (int j = 0; j < 8; j++) v[j] -= w[j];
             sum += (double)ampi_d_dot8(v, v);
@@ -5910,11 +5893,11 @@ AMPI_D double ampi_d_cross_entropy_row(const ampi_cuda_loss& q, size_t row, doub
     double total[1];
     const int32_t label = q.labels[row];
     if (ampi_d_is_ignored(q, label)) return 0.0;
-    ampi_d_row_start<T>(x, q.x, q.xt, row, q.d, q.ld);
+    ampi_d_row_start<T>(x, q.x, row, q.d, q.ld);
     sum = ampi_d_row_exp<T>(x, q.d, &max, total, shared);
     if (!ampi_d_is_label(q, label)) return (double)ampi_float(0x7fc00000u);
     if (q.smoothing > 0.0f) ampi_d_group_sum<T>(total, shared);
-    return ampi_d_row_loss(q, ampi_d_load(q.x, q.xt, x.start + (size_t)label), max, sum, total[0]);
+    return ampi_d_row_loss(q, ampi_d_load(q.x, x.start + (size_t)label), max, sum, total[0]);
 }
 
 /* A group's part p: rows p, p + count, ... */
@@ -5955,13 +5938,13 @@ AMPI_D void ampi_d_few_fetch(const ampi_cuda_loss& q, size_t start, size_t end, 
     ampi_eight r[2];
     AMPI_D_UNROLL
     for (unsigned u = 0; u < 2; u++)
-        ampi_d_fetch8(r[u], q.x, q.xt, start + (threadIdx.x + u * AMPI_CUDA_FEW_BLOCK) * 8, end);
+        ampi_d_fetch8(r[u], q.x, start + (threadIdx.x + u * AMPI_CUDA_FEW_BLOCK) * 8, end);
     AMPI_D_UNROLL
     for (unsigned u = 0; u < 2; u++) {
         const unsigned i = (threadIdx.x + u * AMPI_CUDA_FEW_BLOCK) * 8;
         float v[8];
         if (start + i >= end) break;
-        ampi_d_widen8(v, r[u], q.xt);
+        ampi_d_widen8(v, r[u], q.x.dtype);
         for (int j = 0; j < 8; j++) tile[ampi_d_gapped(i) + (unsigned)j] = v[j];
     }
 }
@@ -6034,7 +6017,7 @@ AMPI_FN amp_result ampi_cuda_cross_entropy_init(ampi_cuda_loss* q, const amp_exe
     AMPI_REFUSE_WITH(log, ld < classes, AMP_ERR_ARGUMENT,
         "%s: ld is %lld, but a row has %lld classes", op, ampi_shown(ld), ampi_shown(classes));
     AMPI_REFUSE_WITH(log, !labels, AMP_ERR_ARGUMENT, "%s: labels is NULL", op);
-    ampi_cuda_take(&q->x, &q->xt, logits);
+    q->x = ampi_cuda_ref(logits);
     q->labels = labels;
     q->n = n; q->d = classes; q->ld = ld;
     q->ignores = desc && desc->ignored;
@@ -6079,8 +6062,7 @@ AMPI_CUDA(softmax_cross_entropy_forward, amp_ref logits, const int32_t* labels,
 /* What a loss's gradient needs beyond the loss. */
 typedef struct ampi_cuda_loss_slope {
     ampi_cuda_loss q;
-    void* dx;
-    amp_dtype dxt;
+    amp_ref dx;
     const float* loss_scale;
     float weight;
 } ampi_cuda_loss_slope;
@@ -6100,7 +6082,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T), 1)
         double unused;
         const int32_t label = q.labels[row];
         const float f = ampi_d_is_label(q, label) ? factor : ampi_float(0x7fc00000u);
-        ampi_d_row_start<T>(x, q.x, q.xt, row, q.d, q.ld);
+        ampi_d_row_start<T>(x, q.x, row, q.d, q.ld);
         const float inverse = 1.0f / ampi_d_row_exp<T>(x, q.d, &max, &unused, shared);
         ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
             ampi_d_row_exp_again(x, k, i, max);
@@ -6109,7 +6091,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T), 1)
                 x.v[k][j] = ampi_d_is_ignored(q, label) ? 0.0f
                     : ampi_fma(1, x.v[k][j], inverse, -target) * f;
             }
-            ampi_d_store8(s.dx, s.dxt, x.start + i, x.end, x.v[k]);
+            ampi_d_store8(s.dx, x.start + i, x.end, x.v[k]);
         });
     }
 }
@@ -6129,7 +6111,7 @@ AMPI_CUDA(softmax_cross_entropy_backward, amp_ref logits, const int32_t* labels,
     AMPI_TRY(ampi_cuda_cross_entropy_init(&s.q, exec, op, logits, labels, desc, ld, n, classes));
     AMPI_TRY(ampi_check_mean(exec, op, n, weight));
     if (!dlogits.data) return AMP_OK;
-    ampi_cuda_take(&s.dx, &s.dxt, dlogits);
+    s.dx = ampi_cuda_ref(dlogits);
     s.loss_scale = loss_scale; s.weight = weight;
     return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_cross_entropy_backward, n, classes,
         AMPI_CUDA_ROW_SHARED, s);
@@ -6163,8 +6145,8 @@ static amp_result ampi_cuda_loss_forward(amp_ref x,
     ampi_cuda_loss q = {};
     AMPI_CUDA_CHECK(op, n, list);
     AMPI_TRY(ampi_check_mean(exec, op, n, 1.0f));
-    ampi_cuda_take(&q.x, &q.xt, x);
-    ampi_cuda_take(&q.target, &q.tt, target);
+    q.x = ampi_cuda_ref(x);
+    q.target = ampi_cuda_ref(target);
     q.loss = loss; q.n = n;
     q.kind = KIND;
     q.tile = AMPI_CUDA_TILE;
@@ -6678,8 +6660,7 @@ AMPI_D void ampi_d_scale8(ampi_eight& r, amp_dtype t, float factor) {
 /* What a thread has to know of a chunk. y is the target, of which only SUMS uses more than the
    type. */
 typedef struct ampi_cuda_range {
-    const void *x, *y;
-    amp_dtype x_dtype, y_dtype;
+    amp_ref x, y;
     uint32_t n, last;
     float    inverse;
 } ampi_cuda_range;
@@ -6691,14 +6672,13 @@ AMPI_D ampi_cuda_range ampi_d_range_of(const ampi_cuda_look& a, const ampi_cuda_
         uint64_t c) {
     const bool sums = KIND == AMPI_LOOK_SUMS;
     ampi_cuda_range v;
-    v.x = x.data;
-    v.x_dtype = x.dtype;
-    v.y = sums ? a.dst[c].data : NULL;
-    v.y_dtype = KIND == AMPI_LOOK_UNSCALE ? x.dtype : a.dst ? a.dst[c].dtype : AMP_F32;
+    v.x = { x.data, x.dtype };
+    v.y.data = sums ? a.dst[c].data : NULL;
+    v.y.dtype = KIND == AMPI_LOOK_UNSCALE ? x.dtype : a.dst ? a.dst[c].dtype : AMP_F32;
     v.n = x.n;
     v.inverse = KIND == AMPI_LOOK ? 1.0f : a.scaler->state.inverse;
-    v.last = ampi_inf_bits(sums ? v.y_dtype : v.x_dtype) - 1;
-    if (!sums && a.scaler && !a.unscaled) v.last = a.scaler->last[v.x_dtype - 1][v.y_dtype - 1];
+    v.last = ampi_inf_bits(sums ? v.y.dtype : v.x.dtype) - 1;
+    if (!sums && a.scaler && !a.unscaled) v.last = a.scaler->last[v.x.dtype - 1][v.y.dtype - 1];
     return v;
 }
 
@@ -6707,11 +6687,11 @@ template <int KIND>
 AMPI_D uint32_t ampi_d_magnitude(const ampi_cuda_range& v, unsigned i) {
     float sum;
     if (KIND != AMPI_LOOK_SUMS)
-        return v.x_dtype == AMP_F32 ? ((const uint32_t*)v.x)[i] & 0x7fffffffu
-            : ((const uint16_t*)v.x)[i] & 0x7fffu;
-    sum = ampi_fma(1, ampi_d_load(v.x, v.x_dtype, i), v.inverse, ampi_d_load(v.y, v.y_dtype, i));
-    return v.y_dtype == AMP_F32   ? ampi_bits(sum) & 0x7fffffffu
-           : v.y_dtype == AMP_F16 ? ampi_d_round_half(sum) & 0x7fffu
+        return v.x.dtype == AMP_F32 ? ((const uint32_t*)v.x.data)[i] & 0x7fffffffu
+            : ((const uint16_t*)v.x.data)[i] & 0x7fffu;
+    sum = ampi_fma(1, ampi_d_load(v.x, i), v.inverse, ampi_d_load(v.y, i));
+    return v.y.dtype == AMP_F32   ? ampi_bits(sum) & 0x7fffffffu
+           : v.y.dtype == AMP_F16 ? ampi_d_round_half(sum) & 0x7fffu
                                   : ampi_bf16_bits(ampi_bits(sum)) & 0x7fffu;
 }
 
@@ -6727,7 +6707,7 @@ AMPI_D void ampi_d_count_bad(ampi_cuda_bad_here* all, const ampi_cuda_range& v, 
         if (u <= v.last) continue;
         if (bad.first == ~0u) bad.first = start + j;
         bad.last = start + j;
-        if (u > ampi_inf_bits(KIND == AMPI_LOOK_SUMS ? v.y_dtype : v.x_dtype)) bad.nan++;
+        if (u > ampi_inf_bits(KIND == AMPI_LOOK_SUMS ? v.y.dtype : v.x.dtype)) bad.nan++;
         else bad.inf++;
     }
     atomicAdd(&all->inf, bad.inf);
@@ -6749,7 +6729,7 @@ AMPI_D void ampi_d_look_unscale(const ampi_cuda_look& a, const ampi_cuda_chunk& 
     AMPI_D_UNROLL
     for (unsigned k = 0; k < 2; k++) {
         ampi_d_scale8(r[k], x.dtype, v.inverse);
-        ampi_d_put8(x.data, x.dtype, 8 * (threadIdx.x + k * AMPI_CUDA_BLOCK), x.n, r[k]);
+        ampi_d_put8({ x.data, x.dtype }, 8 * (threadIdx.x + k * AMPI_CUDA_BLOCK), x.n, r[k]);
     }
 }
 
@@ -6764,14 +6744,14 @@ AMPI_D void ampi_d_look_chunk(ampi_cuda_scan& s, const ampi_cuda_look& a, const 
     s.over = 0;
     s.least = ~0u;
     AMPI_D_UNROLL
-    for (unsigned k = 0; k < 2; k++) ampi_d_fetch8(r[k], v.x, v.x_dtype, at + k * apart, v.n);
+    for (unsigned k = 0; k < 2; k++) ampi_d_fetch8(r[k], v.x, at + k * apart, v.n);
     AMPI_D_UNROLL
     for (unsigned k = 0; sums && k < 2; k++)
-        ampi_d_fetch8(sum[k], v.y, v.y_dtype, at + k * apart, v.n);
+        ampi_d_fetch8(sum[k], v.y, at + k * apart, v.n);
     AMPI_D_UNROLL
     for (unsigned k = 0; k < 2; k++) {
-        if (sums) ampi_d_sum8_stored(sum[k], v.y_dtype, r[k], v.x_dtype, v.inverse);
-        ampi_d_look8(s, sums ? sum[k] : r[k], sums ? v.y_dtype : v.x_dtype, v.last);
+        if (sums) ampi_d_sum8_stored(sum[k], v.y.dtype, r[k], v.x.dtype, v.inverse);
+        ampi_d_look8(s, sums ? sum[k] : r[k], sums ? v.y.dtype : v.x.dtype, v.last);
     }
     if (KIND == AMPI_LOOK_UNSCALE) ampi_d_look_unscale(a, x, v, s, r, c);
     if (!(s.over >> 31)) return;
@@ -6966,11 +6946,11 @@ ampi_k_settle(const ampi_cuda_list l, const ampi_cuda_scaler_block* scaler) {
         ampi_eight r[2];
         AMPI_D_UNROLL
         for (unsigned k = 0; k < 2; k++)
-            ampi_d_fetch8(r[k], x.data, x.dtype, 8 * (threadIdx.x + k * AMPI_CUDA_BLOCK), x.n);
+            ampi_d_fetch8(r[k], { x.data, x.dtype }, 8 * (threadIdx.x + k * AMPI_CUDA_BLOCK), x.n);
         AMPI_D_UNROLL
         for (unsigned k = 0; k < 2; k++) {
             ampi_d_scale8(r[k], x.dtype, factor);
-            ampi_d_put8(x.data, x.dtype, 8 * (threadIdx.x + k * AMPI_CUDA_BLOCK), x.n, r[k]);
+            ampi_d_put8({ x.data, x.dtype }, 8 * (threadIdx.x + k * AMPI_CUDA_BLOCK), x.n, r[k]);
         }
     }
 }
@@ -6996,16 +6976,16 @@ AMPI_D void ampi_d_move8(const ampi_cuda_move& a, const ampi_cuda_chunk& x,
         const ampi_cuda_chunk& y, unsigned i, float factor) {
     float v[8], sum[8];
     ampi_eight r;
-    ampi_d_load8(v, x.data, x.dtype, i, x.n);
+    ampi_d_load8(v, { x.data, x.dtype }, i, x.n);
     if (a.accumulate) {
-        ampi_d_load8(sum, y.data, y.dtype, i, x.n);
+        ampi_d_load8(sum, { y.data, y.dtype }, i, x.n);
         for (int j = 0; j < 8; j++) v[j] = ampi_fma(1, v[j], factor, sum[j]);
     } else {
         for (int j = 0; j < 8; j++) v[j] = ampi_d_scale(v[j], factor);
     }
     ampi_d_round8(r, v, y.dtype);
     if (!a.scaler) ampi_d_saturate8(r, y.dtype);
-    ampi_d_put8(y.data, y.dtype, i, x.n, r);
+    ampi_d_put8({ y.data, y.dtype }, i, x.n, r);
 }
 
 /* dst = src * inverse, or dst += that, unless the look before has refused it. */
@@ -7467,7 +7447,7 @@ AMPI_D void ampi_d_store4(void* y, amp_dtype t, size_t i, size_t n, const float 
         *(uint2*)(void*)((uint16_t*)y + i) = make_uint2(h[0] | h[1] << 16, h[2] | h[3] << 16);
     } else {
         for (int j = 0; j < 4; j++)
-            if (i + (size_t)j < n) ampi_d_store(y, t, i + (size_t)j, v[j]);
+            if (i + (size_t)j < n) ampi_d_store({ y, t }, i + (size_t)j, v[j]);
     }
 }
 
@@ -7641,7 +7621,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
     for (uint64_t c = blockIdx.x; c < list.chunk_count; c += gridDim.x) {
         const ampi_cuda_chunk x = list.chunks[c];
         for (unsigned at = 8 * threadIdx.x; at < x.n; at += 8 * AMPI_CUDA_BLOCK)
-            ampi_d_store8(x.data, x.dtype, at, x.n, zero);
+            ampi_d_store8({ x.data, x.dtype }, at, x.n, zero);
     }
 }
 

@@ -693,16 +693,15 @@ static void test_norm_turns() {
           == AMP_OK);
     const Bytes y1 = y.get(), dx1 = dx.get();
     ampi_cuda_bn k = {};
-    k.x = x.dev; k.dy = dy.dev; k.y = y.dev;
+    k.x = amp_f32(x.floats()); k.dy = amp_f32(dy.floats()); k.y = amp_f32(y.floats());
     k.save_mean = mean.floats(); k.save_invstd = invstd.floats();
-    k.xt = k.dyt = k.gt = k.bt = k.yt = k.dgt = k.dbt = AMP_F32;
     k.n = q.n; k.channels = q.c; k.spatial = q.s;
     k.eps = 1e-5f; k.momentum = 0.1f; k.training = 1;
     y.poison();
     CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_batch_norm, dim3(2), dim3(AMPI_CUDA_BN_BLOCK), AMPI_CUDA_BN_SHARED,
                            k) == AMP_OK);
     CHECK(y.get() == y1);
-    k.y = dx.dev; k.mean = mean.floats(); k.invstd = invstd.floats();
+    k.y = amp_f32(dx.floats()); k.mean = mean.floats(); k.invstd = invstd.floats();
     dx.poison();
     CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_batch_norm_backward, dim3(2), dim3(AMPI_CUDA_BN_BLOCK),
                            AMPI_CUDA_BN_SHARED, k) == AMP_OK);
@@ -716,11 +715,11 @@ static void test_norm_turns() {
     const Bytes dx2 = dx.get(), sums2 = sums.get();
     dx.poison();
     sums.poison();
-    k.dgamma = sums.dev; k.dbeta = sums.floats() + 7;
+    k.dgamma = amp_f32(sums.floats()); k.dbeta = amp_f32(sums.floats() + 7);
     CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_batch_norm_frozen, dim3(2), dim3(AMPI_CUDA_BN_BLOCK),
                            AMPI_CUDA_BN_SHARED, k) == AMP_OK);
     CHECK(dx.get() == dx2 && sums.get() == sums2);
-    k.y = y.dev; k.running_mean = mean.floats(); k.running_var = invstd.floats(); k.training = 0;
+    k.y = amp_f32(y.floats()); k.running_mean = mean.floats(); k.running_var = invstd.floats(); k.training = 0;
     CHECK(cuda->batch_norm_forward(&q.shape, 0, amp_ref_of(x.dev, AMP_F32), AMP_NONE, AMP_NONE, mean.floats(),
         invstd.floats(), nullptr, nullptr, amp_ref_of(y.dev, AMP_F32), nullptr) == AMP_OK);
     k.save_mean = k.save_invstd = nullptr;
@@ -1063,12 +1062,12 @@ template <int T> static void check_row_turns(size_t d) {
     CHECK(cuda->softmax_backward(amp_ref_of(dy.dev, AMP_F32), amp_ref_of(y.dev, AMP_F32), amp_ref_of(dx.dev, AMP_F32), 0, rows, d,
         nullptr) == AMP_OK);
     const Bytes y1 = y.get(), dx1 = dx.get();
-    ampi_cuda_softmax s = { x.dev, nullptr, y.dev, AMP_F32, AMP_F32, AMP_F32, rows, d, 0 };
+    ampi_cuda_softmax s = { amp_f32(x.floats()), AMP_NONE, amp_f32(y.floats()), rows, d, 0 };
     y.poison();
     dx.poison();
     CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_softmax<T, 4>, one, block, AMPI_CUDA_ROW_SHARED, s) == AMP_OK);
     CHECK(y.get() == y1);
-    s.x = y.dev; s.dy = dy.dev; s.y = dx.dev;
+    s.x = amp_f32(y.floats()); s.dy = amp_f32(dy.floats()); s.y = amp_f32(dx.floats());
     CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_softmax_backward<T, 4>, one, block, AMPI_CUDA_ROW_SHARED, s)
           == AMP_OK);
     CHECK(dx.get() == dx1);
@@ -1079,16 +1078,15 @@ template <int T> static void check_row_turns(size_t d) {
           == AMP_OK);
     const Bytes y2 = y.get(), dx2 = dx.get(), mean2 = mean.get();
     ampi_cuda_ln q = {};
-    q.x = x.dev; q.dy = dy.dev; q.y = y.dev;
+    q.x = amp_f32(x.floats()); q.dy = amp_f32(dy.floats()); q.y = amp_f32(y.floats());
     q.save_mean = mean.floats(); q.save_invstd = invstd.floats();
-    q.xt = q.dyt = q.gt = q.bt = q.yt = q.dgt = q.dbt = AMP_F32;
     q.rows = rows; q.d = d; q.inverse_d = 1.0 / (double)d; q.eps = 1e-5f;
     y.poison();
     dx.poison();
     mean.poison();
     CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_layer_norm<T, 4>, one, block, AMPI_CUDA_ROW_SHARED, q) == AMP_OK);
     CHECK(y.get() == y2 && mean.get() == mean2);
-    q.y = dx.dev; q.mean = mean.floats(); q.invstd = invstd.floats();
+    q.y = amp_f32(dx.floats()); q.mean = mean.floats(); q.invstd = invstd.floats();
     CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_layer_norm_backward<T, 4>, one, block, AMPI_CUDA_ROW_SHARED, q)
           == AMP_OK);
     CHECK(dx.get() == dx2);
@@ -1237,7 +1235,7 @@ static void test_few_classes_turns() {
     Labels labels(n, d);
     ampi_cuda_loss q = {};
     fill_logits(x, d);
-    q.x = x.dev; q.xt = AMP_F16; q.labels = labels.dev(); q.loss = loss.floats(); q.smoothing = 0.1f;
+    q.x = amp_ref_of(x.dev, AMP_F16); q.labels = labels.dev(); q.loss = loss.floats(); q.smoothing = 0.1f;
     q.n = n; q.d = d; q.count = 2; q.tile = 16;
     CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_cross_entropy_few, dim3(1), dim3(AMPI_CUDA_FEW_BLOCK),
                            AMPI_CUDA_FEW_SHARED, q) == AMP_OK);
@@ -1314,8 +1312,7 @@ static void test_mean_loss_turns() {
     ampi_cuda_loss q = {};
     x.fill(ordinary);
     t.fill(ordinary);
-    q.x = x.dev; q.target = t.dev; q.loss = loss.floats();
-    q.xt = q.tt = AMP_F16;
+    q.x = amp_ref_of(x.dev, AMP_F16); q.target = amp_ref_of(t.dev, AMP_F16); q.loss = loss.floats();
     q.n = x.n; q.count = 2; q.tile = AMPI_CUDA_TILE; q.kind = AMPI_MSE;
     CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_loss, dim3(1), dim3(AMPI_CUDA_BLOCK), AMPI_CUDA_LOSS_SHARED, q)
           == AMP_OK);
@@ -1541,7 +1538,7 @@ static void test_bias_planes() {
 /* Parts of several chunks. */
 static void test_bias_turns() {
     Tensor dy(AMP_F16, 9 * 2 * 500), db(AMP_F32, 2);
-    ampi_cuda_bias_sum s = { dy.dev, AMP_F16, db.dev, AMP_F32, 9, 2, 500, 0, 2, nullptr };
+    ampi_cuda_bias_sum s = { amp_ref_of(dy.dev, AMP_F16), amp_f32(db.floats()), 9, 2, 500, 0, 2, nullptr };
     dy.fill(ordinary);
     CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_bias_planes, dim3(2), dim3(AMPI_CUDA_BLOCK), AMPI_CUDA_BIAS_SHARED,
                            s) == AMP_OK);
