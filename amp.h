@@ -10867,6 +10867,7 @@ AMPI_CPU(open, amp_training* t, const amp_optimizer_desc* desc, amp_param* param
 }
 
 AMPI_FN void ampi_cpu_close(amp_training* t AMPI_MAYBE, const amp_exec* exec AMPI_MAYBE) {}
+
 /* The loss scale of a pass: that of its window, or the current one where no step follows. */
 AMPI_CPU(begin, amp_training* t, int window) {
     if (window) t->scale_used = amp_scaler_scale_loss(&t->scaler, 1.0f);
@@ -12338,10 +12339,12 @@ AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
         if (l->op == AMPI_OP_CAST) continue;
         h = ampi_hash_words(h, numbers, sizeof numbers / 4);
         h = ampi_hash_words(h, settings, sizeof settings / 4);
-        /* a younger setting; so is scale */
+        /* a younger setting; so are scale and pad_end */
         if (n->norm.frozen) h = ampi_hash_words(h, &n->norm.frozen, 1);
-        h = ampi_hash_words(h, &conv, sizeof conv / 4);
-        h = ampi_hash_words(h, &pool, sizeof pool / 4);
+        h = ampi_hash_words(h, &conv, offsetof(amp_conv2d_shape, pad_end_h) / 4);
+        h = ampi_hash_words(h, &pool, offsetof(amp_pool2d_shape, pad_end_h) / 4);
+        if (conv.pad_end_h || conv.pad_end_w) h = ampi_hash_words(h, &conv.pad_end_h, 2);
+        if (pool.pad_end_h || pool.pad_end_w) h = ampi_hash_words(h, &pool.pad_end_h, 2);
         if (n->reading.scale != 0.0f) h = ampi_hash_words(h, &n->reading.scale, 1);
         if (n->constants) h = ampi_hash_words(h, n->constants, 2 * n->reading.channels);
     }

@@ -5902,7 +5902,7 @@ AMPI_D double ampi_d_cross_entropy_row(const ampi_cuda_loss& q, size_t row, doub
 
 /* A group's part p: rows p, p + count, ... */
 template <int T, int KEEP>
-static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T))
+static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T), 1)
         ampi_k_cross_entropy(ampi_cuda_loss q) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
