@@ -12339,12 +12339,10 @@ AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
         if (l->op == AMPI_OP_CAST) continue;
         h = ampi_hash_words(h, numbers, sizeof numbers / 4);
         h = ampi_hash_words(h, settings, sizeof settings / 4);
-        /* a younger setting; so are scale and pad_end */
+        /* a younger setting; so is scale. pad_end shows in the output's size alone */
         if (n->norm.frozen) h = ampi_hash_words(h, &n->norm.frozen, 1);
         h = ampi_hash_words(h, &conv, offsetof(amp_conv2d_shape, pad_end_h) / 4);
         h = ampi_hash_words(h, &pool, offsetof(amp_pool2d_shape, pad_end_h) / 4);
-        if (conv.pad_end_h || conv.pad_end_w) h = ampi_hash_words(h, &conv.pad_end_h, 2);
-        if (pool.pad_end_h || pool.pad_end_w) h = ampi_hash_words(h, &pool.pad_end_h, 2);
         if (n->reading.scale != 0.0f) h = ampi_hash_words(h, &n->reading.scale, 1);
         if (n->constants) h = ampi_hash_words(h, n->constants, 2 * n->reading.channels);
     }
