@@ -2041,14 +2041,14 @@ AMPI_FN size_t ampi_min_size(size_t a, size_t b) { return a < b ? a : b; }
 /* Digits of a double, as many as any has. */
 enum { AMPI_DIGITS = 1100 };
 
-/* The decimal digits of a finite number, exact, the lowest first, with zeros above. Returns how
-   many; d[*ones] is that of the ones. */
+/* The decimal digits of a finite double, exact, the lowest first, with zeros above. magnitude: its
+   bits without the sign. Returns how many; d[*ones] is that of the ones. */
 AMPI_FN int ampi_decimal(uint64_t magnitude, char d[AMPI_DIGITS], int* ones) {
     uint64_t integer = magnitude & 0xfffffffffffffu;
     int power = (int)(magnitude >> 52), count = 0, factor = 2, i, carry;
     memset(d, 0, AMPI_DIGITS);
     if (power > 0) integer |= (uint64_t)1 << 52;
-    else power = 1;
+    else power = 1;  /* a subnormal */
     power -= 1075;  /* the number is integer * 2^power */
     for (; power < 0 && integer % 2 == 0; power++) integer /= 2;
     for (; integer > 0; integer /= 10) d[count++] = (char)(integer % 10);
@@ -4747,8 +4747,9 @@ AMPI_KERNEL_FN void AMPI_K(read_b)(const AMPI_K(loops)* q) {
 #endif
 }
 
-/* Sums of a few rows of A and rows of B as they are stored, read once: `together` at a time, for
-   missing ones the last, into sums in L1. */
+/* The sums of a few rows of A, held in L1, with rows of B read once, where they are stored.
+   `together` rows of B are in registers while each row of A adds their products in turn. Behind the
+   last row of B that one is loaded again, but not added. */
 AMPI_KERNEL_FN void AMPI_K(few_rows)(const AMPI_K(loops)* q, size_t rows,
         const AMPI_K(micro_args)* u) {
     enum { together = AMPI_K(mr) > 8 ? 8 : 4 };
@@ -5509,7 +5510,8 @@ typedef struct ampi_chunk {
 
 typedef void (*ampi_chunk_fn)(void* context, ampi_chunk* chunk);
 
-/* work(context, chunk) for each chunk; then combine, if given, in order. */
+/* work(context, chunk) for each chunk; then combine, if given, in order. Empty tensors have no
+   chunk. */
 AMPI_FN void ampi_each_chunk(const ampi_tensors* t, ampi_chunk_fn work, ampi_chunk_fn combine,
         void* context) {
     ampi_chunk wave[AMPI_WAVE];
@@ -6099,7 +6101,7 @@ AMPI_FN amp_result ampi_gemm_product(ampi_product* p, amp_gemm_shape* s, const a
 }
 
 /* Threads take whole products if these suffice for equal shares, or if one (`work` multiplications)
-   is too short to be shared. */
+   is too short to be shared. Else products run one by one, each shared by ampi_gemm_run. */
 AMPI_FN void ampi_gemm_batch_run(const ampi_product* first, const amp_gemm_shape* s,
         const amp_exec* exec) {
     const double work = (double)s->m * (double)s->n * (double)s->k;
@@ -7276,26 +7278,27 @@ AMPI_FN void ampi_pool_add_row(float* tile, const char* row, amp_dtype t, size_t
     }
 }
 
-/* Fills a tile of pixels, or q->windows, from rectangle d of the operand at `arg`; stores a result
-   there. */
+/* Fills a tile of pixels, or q->windows, from rectangle d of the operand at `arg`. A result goes
+   the other way, added to what is there if its use says so. A run is one row of d, or all of d
+   where its rows join. */
 AMPI_FN void ampi_pool_move(const ampi_pool_tile* q, int arg, const ampi_rect* d, float* tile) {
     const ampi_kernels* k = ampi_kernels_now();
     const amp_dtype t = ampi_dtype_or_f32(q->list[arg].dtype);
     const size_t h = (size_t)(tile == q->windows ? q->p->oh : q->p->h);
     const size_t w = (size_t)(tile == q->windows ? q->p->ow : q->p->w);
-    const size_t size = ampi_type_size(t), width = ampi_rect_width(d), all = ampi_rect_size(d);
-    const size_t part = width == w ? all : width, count = ampi_min_size(q->p->planes - q->plane,
+    const size_t size = ampi_type_size(t), width = ampi_rect_width(d), pixels = ampi_rect_size(d);
+    const size_t run = width == w ? pixels : width, count = ampi_min_size(q->p->planes - q->plane,
         AMPI_LANES);
     char* x = (char*)(uintptr_t)q->list[arg].data
         + ((q->plane * h + (size_t)d->r0) * w + (size_t)d->c0) * size;
-    for (size_t i = 0; i < all; i += part) {
+    for (size_t i = 0; i < pixels; i += run) {
         char* row = x + i / width * w * size;
         if (q->list[arg].use & AMPI_ADDS)
-            ampi_pool_add_row(tile + i * AMPI_LANES, row, t, h * w * size, count, part);
+            ampi_pool_add_row(tile + i * AMPI_LANES, row, t, h * w * size, count, run);
         if (arg == AMPI_ARG_Y)
-            k->lanes_out(row, t, h * w * size, tile + i * AMPI_LANES, count, part);
+            k->lanes_out(row, t, h * w * size, tile + i * AMPI_LANES, count, run);
         else
-            k->lanes_in(tile + i * AMPI_LANES, AMPI_LANES, row, h * w * size, t, count, part, part);
+            k->lanes_in(tile + i * AMPI_LANES, AMPI_LANES, row, h * w * size, t, count, run, run);
     }
     ampi_kernels_end();
 }
@@ -7492,31 +7495,34 @@ AMPI_FN void ampi_pool_give_rows(ampi_pool_tile* q, int end, const ampi_rect* d,
         }
 }
 
-/* A tile of the gradient moves down over columns [d.c0, d.c1). `done` rows are stored, rows that
-   further windows see `stay`; windows taller than a tile give to each tile anew. */
+/* The gradient of columns [d.c0, d.c1), a tile of at most `max_rows` rows at a time, from the top
+   down. Windows give once the tile holds all their rows. `complete` rows, which no later window
+   sees, are stored; `kept` rows move to the top of the next tile. Windows with more rows than a
+   tile give to each tile that they meet. */
 AMPI_FN void ampi_pool_backward_columns(ampi_pool_tile* q, ampi_rect d, float* sums) {
     const ampi_pool_plan* p = q->p;
     const size_t width = ampi_rect_width(&d) * AMPI_LANES;
-    const int limit = AMPI_POOL_PIXELS / (d.c1 - d.c0), taller = ampi_min_int(p->kh, p->h) > limit;
-    int done, end, stay = 0;
+    const int max_rows = AMPI_POOL_PIXELS / (d.c1 - d.c0), exceeds_tile
+        = ampi_min_int(p->kh, p->h) > max_rows;
+    int complete, end, kept = 0;
     q->y.r0 = 0;
-    for (d.r0 = 0; d.r0 < p->h; d.r0 += done) {
+    for (d.r0 = 0; d.r0 < p->h; d.r0 += complete) {
         ampi_span span;
-        d.r1 = ampi_min_int(p->h - d.r0, limit) + d.r0;
+        d.r1 = ampi_min_int(p->h - d.r0, max_rows) + d.r0;
         span = ampi_window_range(p->oh, p->sh, p->ph, p->kh, d.r0, d.r1);
-        memset(sums + (size_t)stay * width, 0, (size_t)(d.r1 - d.r0 - stay) * width * sizeof *sums);
-        if (taller) q->y.r0 = span.first;
+        memset(sums + (size_t)kept * width, 0, (size_t)(d.r1 - d.r0 - kept) * width * sizeof *sums);
+        if (exceeds_tile) q->y.r0 = span.first;
         end = q->y.r0;
-        while (end < span.last && (taller || ampi_window(end, p->sh, p->ph, p->kh,
+        while (end < span.last && (exceeds_tile || ampi_window(end, p->sh, p->ph, p->kh,
             p->h).last <= d.r1)) end++;
         ampi_pool_give_rows(q, end, &d, sums);
-        done = d.r1 - d.r0;
+        complete = d.r1 - d.r0;
         if (end < p->oh)
-            done = ampi_min_int(d.r1, ampi_window(end, p->sh, p->ph, p->kh, p->h).first) - d.r0;
-        stay = d.r1 - d.r0 - done;
-        d.r1 = d.r0 + done;
+            complete = ampi_min_int(d.r1, ampi_window(end, p->sh, p->ph, p->kh, p->h).first) - d.r0;
+        kept = d.r1 - d.r0 - complete;
+        d.r1 = d.r0 + complete;
         ampi_pool_move(q, AMPI_ARG_Y, &d, sums);
-        memmove(sums, sums + (size_t)done * width, (size_t)stay * width * sizeof *sums);
+        memmove(sums, sums + (size_t)complete * width, (size_t)kept * width * sizeof *sums);
     }
 }
 
@@ -8456,12 +8462,13 @@ AMPI_FN void ampi_bn_sums(const ampi_bn* f, ampi_bn_group* g, ampi_terms terms) 
    or a difference might be infinite. */
 AMPI_FN void ampi_bn_pivot(const ampi_bn* f, ampi_bn_group* g) {
     const ampi_argument* x = &f->list[AMPI_ARG_X];
-    /* compilers see that it fits */
+    /* of 16 bits, so compilers see that it fits `rounded`; unused if x is FP32 */
     const amp_dtype low = ampi_dtype_or_f32(x->dtype) == AMP_BF16 ? AMP_BF16 : AMP_F16;
     const size_t n = ampi_min_size(f->p.spatial, AMPI_LANES);
     uint16_t rounded[AMPI_BN_WIDE];
     float v[AMPI_LANES];
     size_t c, l;
+    /* of one pixel a plane, channels are neighbours */
     if (n == 1) ampi_bn_read(f, g, AMPI_ARG_X, 0.0f, g->mean);
     if (n > 1) {
         for (c = 0; c < g->width; c++) {
@@ -9066,16 +9073,16 @@ AMP_DEF amp_result amp_softmax_cross_entropy_forward(amp_ref logits, const int32
         AMPI_ARG(logits, AMPI_IN, all),
         AMPI_ARG_F32(loss, AMPI_OUT, 1)
     };
-    /* parts a call sums: a tile may span these */
-    const int64_t some = all < AMPI_PARALLEL_MIN ? AMPI_PARTS : 1;
+    /* parts that a call sums: all of a small operand's, whose tiles may then span parts */
+    const int64_t per_call = all < AMPI_PARALLEL_MIN ? AMPI_PARTS : 1;
     double parts[AMPI_PARTS];
     ampi_rows f = ampi_rows_of(list, n, classes);
     f.ld = ld;
     AMPI_CHECK("softmax cross-entropy", all, list);
     AMPI_TRY(ampi_cross_entropy_init(&f, exec, labels, desc, &used));
     AMPI_COMPUTE_OP;
-    AMPI_PARALLEL_OVER(all, for (int64_t i = 0; i < AMPI_PARTS; i += some)
-        ampi_cross_entropy_parts(&f, parts, i, i + some));
+    AMPI_PARALLEL_OVER(all, for (int64_t i = 0; i < AMPI_PARTS; i += per_call)
+        ampi_cross_entropy_parts(&f, parts, i, i + per_call));
     ampi_store_mean(&list[AMPI_ARG_Y], parts, used);
     AMPI_DONE_OP;
 }
@@ -9483,7 +9490,7 @@ AMPI_FN void ampi_scaler_fill(amp_scaler* x, const amp_scaler_desc* d) {
     r->ignore_overflow = d->ignore_overflow != 0;
 }
 
-/* What a desc may not ask for, as given and with the preset's values. */
+/* Refuses what a desc may not ask for. d: as given; x: filled by ampi_scaler_fill. */
 AMPI_FN amp_result ampi_scaler_check_desc(const amp_scaler_desc* d, const amp_scaler* x) {
     const amp_logger* logger = d->logger;
     const amp_scaler_rule* r = &x->rule;
@@ -9762,9 +9769,9 @@ AMPI_FN amp_result ampi_tensors_apart(const amp_scaler* s, const ampi_tensors* d
         ? " of dst" : " of src");
 }
 
-/* May this be done to a list in this window? *unscaled: 1 if all of the list was unscaled, 0 if
-   none.
-   The whole list was, if the keys of the unscaled lists that share its memory add up to its key. */
+/* Refuses what may not be done to a list in this window. what: AMPI_CHECKED, AMPI_UNSCALED or
+   AMPI_STEPPED. *unscaled: 1 if all of the list was unscaled, 0 if none. The whole list was, if
+   the keys of the unscaled lists that share its memory add up to its key. */
 AMPI_FN amp_result ampi_scaler_enter(amp_scaler* s, const ampi_tensors* t, uint32_t what,
         int* unscaled) {
     uint64_t sum = 0;
@@ -12039,7 +12046,8 @@ AMPI_FN size_t ampi_target_size(const ampi_node* loss) {
 AMPI_FN size_t ampi_rows_at_once(size_t classes) { return classes < 8192 ? 8192 / classes : 1; }
 
 /* Places everything outside the arena, or counts bytes before there are blocks. Norms read weights
-   in FP32, unless there are no masters at all, or the style has half ones. */
+   in FP32. Exceptions: a norm of rule LOW without masters, and a layer norm of a style with
+   low_norm, which reads its compute_dtype. */
 AMPI_FN void ampi_place_all(amp_model* m) {
     const size_t params = (size_t)m->param_count, batch = (size_t)m->desc.batch;
     size_t workspace = 0, rows = 0;
@@ -12061,6 +12069,7 @@ AMPI_FN void ampi_place_all(amp_model* m) {
         if (n->constants)
             n->reading.constants = ampi_floats_take(m, AMPI_BLOCK_STEP, 2 * n->reading.channels);
         if (is_batch_norm) n->running = ampi_floats_take(m, AMPI_BLOCK_RUNNING, each);
+        /* a copy of the block above: same offsets */
         if (is_batch_norm) ampi_floats_take(m, AMPI_BLOCK_RUNNING_SAVED, each);
         if (is_batch_norm)
             n->norm.held = (unsigned char*)ampi_block_take(m, AMPI_BLOCK_HELD, each / 2);
@@ -12560,7 +12569,8 @@ AMPI_FN amp_result ampi_forward(amp_model* m, const ampi_node* last, int with_lo
 /* --- backward --- */
 #define AMPI_CASE_BACKWARD(NAME, ...) case AMP_OP_##NAME: \
     return f->activation_backward(AMP_##NAME, dy, saved, dx, 0, count, e);
-/* The gradient of input j into dx, if not NULL, and of the weights. */
+/* The gradient of input j into `to`, if not NULL, and of the weights. saved: the value that
+   backward reads, n's input or output. */
 AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, void* to) {
     const amp_backend* f = m->backend;
     const amp_exec* e = &m->exec;
@@ -12978,8 +12988,8 @@ AMPI_FN amp_result ampi_explain_skip(amp_model* m, amp_step_info* info) {
     return AMP_OK;
 }
 
-/* Counts in an applied step's info the running statistics that stayed, and names the first where
-   nothing else is. */
+/* Counts in an applied step's info the running statistics that stayed. The first is named if the
+   info has no message yet. */
 AMPI_FN amp_result ampi_read_held(amp_model* m, amp_step_info* info) {
     const ampi_allocation* held = &m->blocks[AMPI_BLOCK_HELD];
     const ampi_node* first = NULL;
@@ -12988,6 +12998,7 @@ AMPI_FN amp_result ampi_read_held(amp_model* m, amp_step_info* info) {
 
     AMPI_RUN(copy_out, m->held, held->base, held->bytes);
     AMPI_EACH_NODE(n) {
+        /* norm.held lies in the backend's block: its place in the host's copy */
         const unsigned char* own = n->norm.held ? m->held
             + (n->norm.held - (unsigned char*)held->base) : NULL;
         if (own) {
@@ -13009,7 +13020,8 @@ AMPI_FN amp_result ampi_read_held(amp_model* m, amp_step_info* info) {
     return AMP_OK;
 }
 
-/* Fills what is told of a step: losses, scale, norm, counts and a sentence. */
+/* Fills what is told of a step: losses, scale, norm, counts and a sentence. A micro-batch before
+   the last (is_whole 0) tells of no update. */
 AMPI_FN amp_result ampi_read_step(amp_model* m, int is_whole, amp_step_info* info) {
     const amp_training* t = &m->training;
     const amp_optimizer_info* last = &t->last;
@@ -13177,6 +13189,7 @@ AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step
     if (!ampi_is_final(m)) return r;
     if (r == AMP_OK) r = ampi_optimizer_check_rates(&m->training.optimizer, "train step");
     AMPI_TRY(ampi_agree_on_batch(m, r));
+    /* nobody asks for the outcome: it is not waited for */
     if (!info && m->backend->asynchronous && m->desc.max_replays == 0)
         return ampi_attempt(m, batch, NULL);
     AMPI_CLEAR(told);
@@ -13292,7 +13305,8 @@ AMPI_FN void ampi_feed_close(ampi_feed* f) {
     ampi_free(f->order, a);
 }
 
-/* To be closed after a failure too. */
+/* A feed over data: memory for the order of samples, and for a batch, unless data has a function
+   that reads. A feed is closed after a failure too. */
 AMPI_FN amp_result ampi_feed_open(ampi_feed* f, amp_model* m, const amp_data* data,
         const char* what) {
     const amp_allocator* a = &m->desc.allocator;
@@ -14606,7 +14620,7 @@ AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
         AMPI_REFUSE_FILE(!sound || (is_rate && !ampi_lr_is_valid((const float*)x->at, x->of_group))
             || (x->kind != 'l' && value > (x->kind == 's' ? limit : UINT32_MAX)),
             "'%s': %s is malformed", f->path, x->key);
-        if (x == c->numbers) limit = value;
+        if (x == c->numbers) limit = value;  /* the step: none is frozen for longer */
         if (text) crc = ampi_crc32(crc, text, strlen(text) + 1);
     }
     AMPI_REFUSE_FILE(crc_text && strcmp(crc_text, ampi_show_number(crc, 1, computed)) != 0,
