@@ -13309,11 +13309,11 @@ AMPI_FN void ampi_feed_close(ampi_feed* f) {
    that reads. A feed is closed after a failure too. */
 AMPI_FN amp_result ampi_feed_open(ampi_feed* f, amp_model* m, const amp_data* data,
         const char* what) {
-    const amp_allocator* a = &m->desc.allocator;
     AMPI_CLEAR(*f);
     f->m = m;
     f->what = what;
     AMPI_TRY(ampi_check_finalized(m, what));
+    const amp_allocator* a = &m->desc.allocator;
     AMPI_REFUSE(!data || data->count < 1 || (uint64_t)data->count > SIZE_MAX / sizeof(int64_t),
         AMP_ERR_ARGUMENT, "%s: data is NULL, or its count is not a number of samples", what);
     f->data = *data;
