@@ -9056,11 +9056,13 @@ AMPI_FN void ampi_cross_entropy_parts(const ampi_rows* f, double* parts, int64_t
     }
 }
 
-/* Elements from the first to the last of n rows, ld apart: those of a desc, or packed. */
+/* Elements from the first to the last of n rows, ld apart: those of a desc, or packed; SIZE_MAX if
+   too many. */
 AMPI_FN size_t ampi_cross_entropy_span(const amp_cross_entropy_desc* desc, size_t n,
         size_t classes, size_t* ld) {
     *ld = desc && desc->ld ? desc->ld : classes;
-    return n == 0 ? 0 : ampi_area(n - 1, *ld) == SIZE_MAX ? SIZE_MAX : (n - 1) * *ld + classes;
+    if (ampi_area(n, ampi_max_size(*ld, classes)) == SIZE_MAX) return SIZE_MAX;
+    return n == 0 ? 0 : (n - 1) * *ld + classes;
 }
 
 /* Checks, then sums the rows' losses in AMPI_PARTS parts. */
