@@ -92,7 +92,7 @@ static void convert_desc_fields(void) {
 }
 
 static amp_conv2d_shape conv_shape(void) {
-    amp_conv2d_shape s = { 1, 2, 5, 5, 2, 3, 3, 1, 1, 1, 1, 1, 1, 1 };
+    amp_conv2d_shape s = { 1, 2, 5, 5, 2, 3, 3, 1, 1, 1, 1, 1, 1, 1, 0, 0 };
     return s;
 }
 static void conv_shape_fields(void) {
@@ -130,7 +130,7 @@ static void pool_shape_fields(void) {
         S(pad_h, 2), S(pad_w, -1), S(pad_w, INT_MAX)
     };
 #undef S
-    static const amp_pool2d_shape good = { AMP_POOL_AVERAGE, 1, 2, 4, 4, 3, 3, 2, 2, 1, 1, 0 };
+    static const amp_pool2d_shape good = { AMP_POOL_AVERAGE, 1, 2, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0, 0 };
     amp_pool2d_shape s = good;
     int i, oh = -7, ow = -7;
     prepare();
@@ -460,7 +460,7 @@ static void operator_numbers(void) {
 
 static void null_operands(void) {
     amp_conv2d_shape c = conv_shape();
-    amp_pool2d_shape p = { AMP_POOL_MAX, 1, 2, 4, 4, 2, 2, 0, 0, 0, 0, 0 };
+    amp_pool2d_shape p = { AMP_POOL_MAX, 1, 2, 4, 4, 2, 2, 0, 0, 0, 0, 0, 0, 0 };
     amp_batch_norm_shape b = { 2, 2, 4, 0.0f, 0.0f, 0, NULL };
     float *x = F, *y = F + 500, *z = F + 1000;
     int32_t labels[2] = { 0, 1 };
@@ -808,21 +808,21 @@ static amp_result call_linear_backward(void* const* p) {
         amp_ref_of(p[3], T), amp_ref_of(p[4], T), amp_ref_of(p[5], T), 0, 3, 4, 5, &quiet);
 }
 static amp_result call_conv(void* const* p) {
-    const amp_conv2d_shape s = { 2, 3, 5, 5, 4, 3, 3, 0, 0, 0, 0, 0, 0, 0 };
+    const amp_conv2d_shape s = { 2, 3, 5, 5, 4, 3, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0 };
     return amp_conv2d_forward(&s, amp_ref_of(p[0], T), amp_ref_of(p[1], T), amp_ref_of(p[2], T),
         amp_ref_of(p[3], T), &quiet);
 }
 static amp_result call_conv_backward(void* const* p) {
-    const amp_conv2d_shape s = { 2, 3, 5, 5, 4, 3, 3, 0, 0, 0, 0, 0, 0, 0 };
+    const amp_conv2d_shape s = { 2, 3, 5, 5, 4, 3, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0 };
     return amp_conv2d_backward(&s, amp_ref_of(p[0], T), amp_ref_of(p[1], T), amp_ref_of(p[2], T),
         amp_ref_of(p[3], T), amp_ref_of(p[4], T), amp_ref_of(p[5], T), 0, &quiet);
 }
 static amp_result call_pool(void* const* p) {
-    const amp_pool2d_shape s = { AMP_POOL_MAX, 2, 3, 6, 6, 2, 2, 0, 0, 0, 0, 0 };
+    const amp_pool2d_shape s = { AMP_POOL_MAX, 2, 3, 6, 6, 2, 2, 0, 0, 0, 0, 0, 0, 0 };
     return amp_pool2d_forward(&s, amp_ref_of(p[0], T), amp_ref_of(p[1], T), &quiet);
 }
 static amp_result call_pool_backward(void* const* p) {
-    const amp_pool2d_shape s = { AMP_POOL_MAX, 2, 3, 6, 6, 2, 2, 0, 0, 0, 0, 0 };
+    const amp_pool2d_shape s = { AMP_POOL_MAX, 2, 3, 6, 6, 2, 2, 0, 0, 0, 0, 0, 0, 0 };
     return amp_pool2d_backward(&s, amp_ref_of(p[0], T), amp_ref_of(p[1], T), amp_ref_of(p[2], T),
         0, &quiet);
 }
@@ -985,11 +985,11 @@ static amp_result call_convert(void* const* p) {
     return amp_convert_with(amp_f16(p[1]), amp_ref_of(p[0], T), 37, &d);
 }
 static amp_result call_average(void* const* p) {
-    const amp_pool2d_shape s = { AMP_POOL_AVERAGE, 2, 3, 6, 6, 2, 2, 0, 0, 0, 0, 0 };
+    const amp_pool2d_shape s = { AMP_POOL_AVERAGE, 2, 3, 6, 6, 2, 2, 0, 0, 0, 0, 0, 0, 0 };
     return amp_pool2d_forward(&s, amp_ref_of(p[0], T), amp_ref_of(p[1], T), &quiet);
 }
 static amp_result call_average_backward(void* const* p) {
-    const amp_pool2d_shape s = { AMP_POOL_AVERAGE, 2, 3, 6, 6, 3, 3, 0, 0, 0, 0, 0 };
+    const amp_pool2d_shape s = { AMP_POOL_AVERAGE, 2, 3, 6, 6, 3, 3, 0, 0, 0, 0, 0, 0, 0 };
     return amp_pool2d_backward(&s, amp_ref_of(p[0], T), AMP_NONE, amp_ref_of(p[2], T), 0, &quiet);
 }
 static int flags_of(overlap_call call, int mask) {
@@ -1291,7 +1291,7 @@ static void flushed_subnormals(void) { TEST_SKIP("no MXCSR here"); }
     } while (0)
 static float wide[4][64 * 1024];
 static void upper_halves_of_products(amp_dtype t) {
-    static const amp_conv2d_shape s = { 2, 32, 12, 12, 32, 3, 3, 1, 1, 1, 1, 1, 1, 1 };
+    static const amp_conv2d_shape s = { 2, 32, 12, 12, 32, 3, 3, 1, 1, 1, 1, 1, 1, 1, 0, 0 };
     static float room[1024 * 1024];
     amp_exec exec;
     int sums;
@@ -1315,7 +1315,7 @@ static void upper_halves_of_products(amp_dtype t) {
     }
 }
 static void upper_halves_of_rows(amp_dtype t) {
-    static const amp_pool2d_shape window = { AMP_POOL_MAX, 2, 8, 12, 12, 2, 2, 2, 2, 0, 0, 0 };
+    static const amp_pool2d_shape window = { AMP_POOL_MAX, 2, 8, 12, 12, 2, 2, 2, 2, 0, 0, 0, 0, 0 };
     static const amp_batch_norm_shape norm = { 2, 8, 100, 0.0f, 0.0f, 0, NULL };
     static float mean[64], var[64], save[2][64], params[64];
     const size_t n = 64 * 40;
