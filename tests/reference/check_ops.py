@@ -30,7 +30,7 @@ rng = np.random.default_rng(20)
 class Conv(ctypes.Structure):
     _fields_ = [(k, ctypes.c_int) for k in (
         "n channels height width out_channels kernel_h kernel_w stride_h stride_w pad_h pad_w "
-        "dilation_h dilation_w groups").split()]
+        "dilation_h dilation_w groups pad_end_h pad_end_w").split()]
 
 
 class Gemm(ctypes.Structure):
@@ -40,7 +40,16 @@ class Gemm(ctypes.Structure):
 
 class Pool(ctypes.Structure):
     _fields_ = [(k, ctypes.c_int) for k in (
-        "kind n channels height width kernel_h kernel_w stride_h stride_w pad_h pad_w exclude_pad").split()]
+        "kind n channels height width kernel_h kernel_w stride_h stride_w pad_h pad_w exclude_pad "
+        "pad_end_h pad_end_w").split()]
+
+
+class Ref(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("dtype", ctypes.c_int)]
+
+
+class CrossEntropy(ctypes.Structure):
+    _fields_ = [("smoothing", ctypes.c_float), ("ld", ctypes.c_size_t), ("ignored", ctypes.c_void_p)]
 
 
 class BatchNorm(ctypes.Structure):
@@ -73,8 +82,39 @@ def enum(v):
     return ctypes.c_int(v)
 
 
+# Arguments as the calls below give them: r a tensor and its type, g gamma, beta and their type, s a smoothing,
+# 0 and f an argument left at 0, . any other.
+FORMS = {
+    "gemm": "..rr.r.", "linear_forward": "rrrr....", "linear_backward": "rrrrrr.....",
+    "conv2d_forward": ".rrrr.", "conv2d_backward": ".rrrrrr..", "pool2d_forward": ".rr.", "pool2d_backward": ".rrr0.",
+    "batch_norm_forward": "..rg....r.", "batch_norm_backward": ".rrr..rg..", "layer_norm_forward": "rg...r...",
+    "layer_norm_backward": "rrrf..rg....", "activation_forward": ".rr..", "activation_backward": ".rrr0..",
+    "softmax_forward": "rr...", "softmax_backward": "rrr0...", "dropout_forward": "rr.....", "add_forward": "rrr..",
+    "concat_forward": "r.r....", "concat_backward": "r..r....", "softmax_cross_entropy_forward": "r.s....",
+    "softmax_cross_entropy_backward": "r.s..r...", "mse_forward": "rr...", "mse_backward": "rr..r..",
+    "bce_with_logits_forward": "rr...", "bce_with_logits_backward": "rr..r..",
+}
+
+
+def refs(form, args):
+    """The call's arguments: references by value in place of tensors and types."""
+    args, out = list(args), []
+    for kind in form:
+        if kind in "rg":
+            tensors = [args.pop(0) for _ in range(1 + (kind == "g"))]
+            dtype = args.pop(0).value
+            out += [Ref(None if x is None else x.data_ptr(), dtype) for x in tensors]
+        elif kind == "s":
+            out.append(ctypes.byref(CrossEntropy(args.pop(0), 0, None)))
+        else:
+            out.append(enum(0) if kind == "0" else ctypes.c_float(0) if kind == "f" else arg(args.pop(0)))
+    assert not args, form
+    return out
+
+
 def call(name, *args):
-    code = getattr(lib, name)(*[arg(a) for a in args])
+    form = FORMS.get(name[len("amp_"):])
+    code = getattr(lib, name)(*(refs(form, args) if form else [arg(a) for a in args]))
     if code != 0:
         check(name, None, None, 0, code)
 
@@ -362,7 +402,7 @@ def test_add_concat_dropout():
     for x, t in zip(parts, (F32, F16, BF16)):
         call("amp_concat_forward", x, enum(t), x.shape[1], y, enum(F32), 1508, column, 6, None)
         back = torch.ones_like(x)
-        call("amp_concat_backward", y, enum(F32), 1508, column, back, enum(t), x.shape[1], 6, enum(1), None)
+        call("amp_concat_backward", y, enum(F32), 1508, column, back, enum(t), x.shape[1], 6, enum(2), None)
         check("concat backward", back, x.double() + 1, 0.0, dtype=t)
         column += x.shape[1]
     check("concat", y, torch.cat([p.double() for p in parts], 1), 0.0)
