@@ -22,9 +22,13 @@ def check(ok, text):
         print("failed:", text)
 
 
+class Ref(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("dtype", ctypes.c_int)]
+
+
 def convert(lib, source, src, dst):
     result = np.empty(source.shape, TYPES[dst])
-    code = lib.amp_convert(result.ctypes.data, dst, source.ctypes.data, src, source.size)
+    code = lib.amp_convert(Ref(result.ctypes.data, dst), Ref(source.ctypes.data, src), source.size)
     check(code == 0, f"amp_convert returned {code}")
     return result
 
@@ -75,7 +79,7 @@ def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     lib = ctypes.CDLL(sys.argv[1])
-    lib.amp_convert.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+    lib.amp_convert.argtypes = [Ref, Ref, ctypes.c_size_t]
     for isa, name in ISAS.items():
         if lib.amp_cpu_force_isa(isa) == 0:
             compare(lib, name, np.random.default_rng(1))
