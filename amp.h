@@ -332,8 +332,8 @@ typedef AMPI_ENUM(amp_rounding) { AMP_ROUND_NEAREST = 0, AMP_ROUND_STOCHASTIC = 
 
 typedef struct amp_convert_desc {
     int          saturate;   /* 1 = infinity, read or made, becomes the largest finite value of
-                                dst_dtype */
-    amp_rounding rounding;   /* 0 = nearest; stochastic needs a 16-bit dst_dtype */
+                                dst's type */
+    amp_rounding rounding;   /* 0 = nearest; stochastic needs a dst of 16 bits */
     uint64_t     seed;       /* of the stochastic stream */
     uint64_t     offset;     /* element i uses stream position offset + i */
     size_t*      saturated;  /* NULL, or a counter to which clamped elements are added */
@@ -10690,7 +10690,7 @@ AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o) {
 /* --- the self test: each probe fills `out` from uniform numbers x in [-2,2) --- */
 enum { AMPI_PROBE = 512 };
 
-/* A hash of the bits that conversions give. */
+/* The numbers that conversions give. */
 AMPI_FN void ampi_probe_conversions(float* out, const float* x) {
     static const amp_dtype types[] = { AMP_F16, AMP_BF16 };
     const size_t elements = AMPI_PROBE / 2;
@@ -10702,7 +10702,7 @@ AMPI_FN void ampi_probe_conversions(float* out, const float* x) {
     }
 }
 
-/* A hash of the bits that products give. */
+/* The numbers that products give. */
 AMPI_FN void ampi_probe_products(float* out, const float* x) {
     const amp_gemm_shape shape = { AMP_NO_TRANS, AMP_TRANS, 13, 19, 16, 0, 0, 0, 0, 0, 0, 0 };
     amp_bfloat16 low[AMPI_PROBE];
@@ -10712,13 +10712,13 @@ AMPI_FN void ampi_probe_products(float* out, const float* x) {
     amp_gemm(&shape, 1.0f, amp_bf16(low), amp_bf16(low + 208), 0.0f, amp_f32(out + 247), NULL);
 }
 
-/* A hash of the bits that sums give. */
+/* The numbers that sums give. */
 AMPI_FN void ampi_probe_sums(float* out, const float* x) {
     amp_layer_norm_forward(amp_f32(x), AMP_NONE, AMP_NONE, 0.0f, NULL, NULL, amp_f32(out), 8,
         AMPI_PROBE / 8, NULL);
 }
 
-/* A hash of the bits that exp, log and activations give. */
+/* The numbers that exp, log and activations give. */
 AMPI_FN void ampi_probe_exp(float* out, const float* x) {
     enum { COUNT = AMPI_PROBE / (2 * AMP_ACTIVATION_COUNT + 6) };
 
@@ -10733,7 +10733,7 @@ AMPI_FN void ampi_probe_exp(float* out, const float* x) {
     amp_bce_with_logits_forward(amp_f32(x), amp_f32(x + COUNT), out + 4 * COUNT, COUNT, NULL);
 }
 
-/* A hash of the bits that optimizer steps give. */
+/* The numbers that optimizer steps give. */
 AMPI_FN void ampi_probe_optimizer(float* out, const float* x) {
     enum { QUARTER = AMPI_PROBE / 4 };
     amp_optimizer_desc desc;
