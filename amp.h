@@ -13625,9 +13625,9 @@ AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_des
 }
 
 /* >>impl-file   Safetensors files: read and written whole, checked before anything is handed on.
-   Words. entry: a tensor of the file. text: a string of its metadata. A file is written under a
-   temporary name, then renamed. The JSON reader takes what a header may hold and refuses the
-   rest. */
+   Words. entry: a tensor of the file. text: a string of its metadata. trial: a file that is written
+   and removed, to see whether it can be. A file is written under a temporary name, then renamed.
+   The JSON reader takes what a header may hold and refuses the rest. */
 #if !defined(AMP_NO_STDIO)
 #include <errno.h>
 #include <time.h>
@@ -13675,61 +13675,72 @@ __declspec(dllimport) void __stdcall Sleep(unsigned long);
      the rest  data, row-major, little-endian, without holes or overlaps, and nothing behind it.
    A file may come from anywhere: nothing recurses, and work is at most n log n in the header's
    size. */
-#define AMPI_MAX_HEADER 100000000u  /* the limit of the format's own library */
-#define AMPI_CHUNK_BYTES ((size_t)1 << 18)  /* bytes that are written at once */
-#define AMPI_CRC_KEY "amp.crc32."
+#define AMPI_MAX_HEADER 100000000u  /* bytes; the limit of the format's own library */
+#define AMPI_CHUNK_BYTES ((size_t)1 << 18)  /* written at once: whole elements of any type */
+#define AMPI_CRC_KEY "amp.crc32."  /* and a tensor's name: the key of its checksum's text */
 
-/* The format's types, ours first, as in amp_dtype. A name's number is an element's bits. */
+/* The format's names of types: first those of amp_dtype in its order, so that F32 is also the name
+   of 0, its default. The number in a name is an element's bits; BOOL has 8. */
 static const char* const ampi_file_types[] = {
-    "F32", "F16", "BF16", "F64", "BOOL", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64",
-        "C64", "F4", "F6_E2M3",
+    "F32", "F32", "F16", "BF16", "F64",
+    "BOOL", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64", "C64", "F4", "F6_E2M3",
     "F6_E3M2", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"
 };
-enum { AMPI_OUR_TYPES = 4, AMPI_FILE_TYPES = AMPI_LENGTH(ampi_file_types), AMPI_MAX_RANK = 4 };
+enum { AMPI_FILE_TYPES = AMPI_LENGTH(ampi_file_types), AMPI_MAX_RANK = 4 };
 
+/* A tensor of a file that is read. */
 typedef struct ampi_entry {
-    const char* name;          /* first: see ampi_by_name */
-    const char* crc;           /* the file's text; NULL = it has none */
-    size_t rank, shape[AMPI_MAX_RANK];
-    uint64_t begin, end;
-    const amp_tensor* wanted;  /* where it goes; NULL = stepped over */
-    size_t place;              /* of its data in what is read */
+    const char* name;          /* the first field, where ampi_by_name looks */
+    const char* crc;           /* the file's text of its checksum; NULL = the file has none */
+    size_t rank;               /* dimensions, perhaps more than */
+    size_t shape[AMPI_MAX_RANK];  /* holds: the first four */
+    uint64_t begin, end;       /* its bytes, counted from the file's first byte of data */
+    const amp_tensor* wanted;  /* the caller's tensor that takes it; NULL = stepped over */
+    size_t place;              /* of a wanted one: its first byte in ampi_file.data */
     int type;                  /* an index of ampi_file_types */
-    amp_dtype dtype;           /* 0 = none of ours */
+    amp_dtype dtype;           /* the same as an amp_dtype; 0 = amp has no such type */
 } ampi_entry;
 
+/* Bytes of a name, a path or a shape in a sentence. */
 #define AMPI_SHOWN 200
+
+/* A file that is being written or read. */
 typedef struct ampi_file {
     struct ampi_picture* picture;
     void (*draw)(struct ampi_picture* p, FILE* out);  /* writes `picture` in place of tensors; or
                                                          NULL */
-    char path[AMPI_SHOWN], name[AMPI_SHOWN];  /* for sentences */
-    amp_file_desc desc;
-    const amp_file_tensor* tensors;  /* what is to be written, or read to */
+    char path[AMPI_SHOWN];           /* as sentences show it */
+    char name[AMPI_SHOWN];           /* what ampi_show has shown last */
+    amp_file_desc desc;              /* the caller's allocator and logger */
+    const amp_file_tensor* tensors;  /* the caller's: to be written, or to be read to */
     const amp_file_text* texts;      /* to be written */
-    int count, text_count;
+    int count, text_count;           /* of `tensors` and of `texts` */
     int is_trial;                    /* what was written is removed, and the file at the path
                                         stays */
-    amp_model* model;                /* NULL = the tensors lie on the host */
-    const char* owner;               /* of the tensors, as a sentence has it */
-    FILE* stream;
-    char* data;                      /* tensors that are read, or a chunk of one written */
-    uint32_t* crcs;                  /* of what is written */
-    char missing[4 * 64];            /* the first three tensors that the file lacks */
-    int missing_count;
-    uint64_t bytes;                  /* of data in the file that is read, and */
-    ampi_entry* entries;             /* its tensors by name, by place when read; in the same block
-                                        scratch to sort, */
-    amp_file_text* found;            /* its texts, sorted by key, and its header */
+    amp_model* model;                /* of which the tensors are; NULL = they lie on the host */
+    const char* owner;               /* whose tensors they are: "memory", "the model", ... */
+    FILE* stream;                    /* NULL = closed */
+    char* data;                      /* writing: a chunk of a tensor; reading: all wanted
+                                        tensors */
+    uint32_t* crcs;                  /* writing: the checksum of each tensor */
+    char missing[4 * 64];            /* names of the first three tensors that the file lacks */
+    int missing_count;               /* how many it lacks in all */
+    /* Of a file that is read; the tables lie in one block, which begins at `entries`. */
+    uint64_t bytes;                  /* of the whole file; of its data once the header is known */
+    ampi_entry* entries;             /* its tensors, sorted by name, or by place while they are
+                                        read; then scratch for sorting */
+    amp_file_text* found;            /* its texts, sorted by key; then the header's text */
     size_t entry_count, found_count;
 } ampi_file;
 
+#define AMPI_EACH_ENTRY(f, e) \
+    for (ampi_entry* e = (f)->entries; e < (f)->entries + (f)->entry_count; e++)
+
 /* --- sorting and searching --- */
-/* By offset; of two that begin together the empty tensor is first. */
+/* Does a stand behind b, by offset? Of two that begin together the empty tensor is first. */
 AMPI_FN int ampi_by_place(const void* a, const void* b) {
     const ampi_entry *x = (const ampi_entry*)a, *y = (const ampi_entry*)b;
-    return x->begin != y->begin ? (x->begin < y->begin ? -1 : 1) : x->end < y->end ? -1
-        : x->end > y->end;
+    return x->begin != y->begin ? x->begin > y->begin : x->end > y->end;
 }
 
 /* The file's tensor of that name, or NULL. */
@@ -13745,17 +13756,18 @@ AMPI_FN const char* ampi_text_of(const ampi_file* f, const char* key) {
 }
 
 /* --- sentences and numbers --- */
-/* With the logger of file f: failures. REFUSE returns where the caller's list, or the file, is
-   wrong. */
+/* Failures, which the logger of file f hears: of a path; or, returning from the function on a
+   condition, of the caller's list of tensors or texts (LIST) or of the file (FILE). */
 #define AMPI_BAD_PATH(code, ...) ampi_fail(f->desc.logger, code, "file: " __VA_ARGS__)
 #define AMPI_REFUSE_AS(condition, code, ...) \
     AMPI_REFUSE_WITH(f->desc.logger, condition, code, "checkpoint: " __VA_ARGS__)
 #define AMPI_REFUSE_LIST(condition, ...) AMPI_REFUSE_AS(condition, AMP_ERR_ARGUMENT, __VA_ARGS__)
 #define AMPI_REFUSE_FILE(condition, ...) AMPI_REFUSE_AS(condition, AMP_ERR_FORMAT, __VA_ARGS__)
 
-/* The system refused; errno says why, but some C libraries leave 0. */
-AMPI_FN amp_result ampi_file_cannot(const ampi_file* f, const char* what) {
-    return AMPI_BAD_PATH(AMP_ERR_IO, "cannot %s '%s': %s", what, f->path, errno ? strerror(errno)
+/* The system refused to open, read, write, ... the file; errno says why, but some C libraries leave
+   it 0. */
+AMPI_FN amp_result ampi_file_cannot(const ampi_file* f, const char* verb) {
+    return AMPI_BAD_PATH(AMP_ERR_IO, "cannot %s '%s': %s", verb, f->path, errno ? strerror(errno)
         : "unknown cause");
 }
 
@@ -13774,11 +13786,18 @@ AMPI_FN amp_result ampi_file_close(ampi_file* f, amp_result r) {
     return r;
 }
 
-/* Inside a character of UTF-8. */
+/* Is c a byte of a character of UTF-8, but not its first? */
 AMPI_FN int ampi_is_inside(char c) { return ((unsigned char)c & 0xc0) == 0x80; }
 
+/* Can a tensor have this name? The format keeps one for its texts. */
 AMPI_FN int ampi_is_free_name(const char* s) {
     return s && ampi_is_utf8(s) && strcmp(s, "__metadata__") != 0;
+}
+
+/* The text behind a prefix; NULL if the text does not begin with it. */
+AMPI_FN const char* ampi_behind(const char* prefix, const char* text) {
+    const size_t n = strlen(prefix);
+    return strncmp(text, prefix, n) == 0 ? text + n : NULL;
 }
 
 /* A text for a sentence: of a long one the first `head` and last `tail` bytes, with no character
@@ -13794,6 +13813,7 @@ AMPI_FN const char* ampi_show_ends(const char* text, size_t head, size_t tail,
     return out;
 }
 
+/* A name for a sentence, until the next call. */
 AMPI_FN const char* ampi_show(ampi_file* f, const char* name) {
     return ampi_show_ends(name, 57, 0, f->name);
 }
@@ -13808,24 +13828,47 @@ AMPI_FN const char* ampi_show_shape(size_t rank, const size_t* shape, char out[A
     return out;
 }
 
-/* A number's only text: decimal, or eight hexadecimal digits for a float's bits or a CRC-32. */
+/* Bytes of a number's text. */
 enum { AMPI_NUMBER = 24 };
 
-/* A number in decimal, or 32 bits as eight hexadecimal digits, written to `out`. */
-AMPI_FN const char* ampi_show_number(uint64_t n, int as_bits, char out[AMPI_NUMBER]) {
-    ampi_say(out, AMPI_NUMBER, as_bits ? "%.8llx" : "%llu", (ampi_ull)n);
+/* A number's only text, written to `out`: in base 10; or in base 16, for a float's bits or a
+   CRC-32, with eight digits. */
+AMPI_FN const char* ampi_show_number(uint64_t n, int base, char out[AMPI_NUMBER]) {
+    ampi_say(out, AMPI_NUMBER, base == 16 ? "%.8llx" : "%llu", (ampi_ull)n);
     return out;
 }
 
-/* Reads what ampi_show_number writes; returns 0 for any other text. */
-AMPI_FN int ampi_read_number(const char* text, int as_bits, uint64_t* n) {
+/* Reads what ampi_show_number writes; returns 0 for any other text, and in base 16 for more than 32
+   bits. */
+AMPI_FN int ampi_read_number(const char* text, int base, uint64_t* n) {
     char again[AMPI_NUMBER];
-    *n = strtoull(text, NULL, as_bits ? 16 : 10);
-    return strcmp(ampi_show_number(*n, as_bits, again), text) == 0
-        && (!as_bits || *n <= UINT32_MAX);
+    *n = strtoull(text, NULL, base);
+    return strcmp(ampi_show_number(*n, base, again), text) == 0
+        && (base == 10 || *n <= UINT32_MAX);
 }
 
-/* Starts to save or load: checks path, list and names. */
+/* Refuses tensor i of the caller's list whose name, type, shape, count or data no file can have. */
+AMPI_FN amp_result ampi_file_check_tensor(ampi_file* f, int i) {
+    const amp_file_tensor* listed = &f->tensors[i];
+    const amp_tensor* t = &listed->tensor;
+    const size_t size = ampi_type_size(t->dtype);
+    size_t bytes = size;
+    int fits = listed->rank >= 0 && listed->rank <= AMPI_MAX_RANK;
+    AMPI_REFUSE_LIST(!ampi_is_free_name(t->name),
+        "tensor %d has no name in UTF-8, or a reserved one", i);
+    const char* name = ampi_show(f, t->name);
+    AMPI_REFUSE_AS(size == 0, AMP_ERR_DTYPE, "tensor '%s': not a file's dtype", name);
+
+    /* A shape whose product overflows is no count. */
+    for (int k = 0; fits && k < listed->rank; k++)
+        fits = ampi_mul_size(bytes, listed->shape[k], &bytes);
+    AMPI_REFUSE_LIST(!fits || bytes / size != t->count,
+        "tensor '%s': count is not the product of its shape, or rank not 0..4", name);
+    AMPI_REFUSE_LIST(bytes > 0 && !t->data, "tensor '%s': data is NULL", name);
+    return AMP_OK;
+}
+
+/* Starts to save or load: fills *f, which owns nothing yet, and checks path, list and names. */
 AMPI_FN amp_result ampi_file_begin(ampi_file* f, const char* path, const amp_file_tensor* tensors,
         int count, const amp_file_desc* desc) {
     AMPI_CLEAR(*f);
@@ -13837,31 +13880,17 @@ AMPI_FN amp_result ampi_file_begin(ampi_file* f, const char* path, const amp_fil
         return AMPI_BAD_PATH(AMP_ERR_DESC, "allocator needs both alloc and free, or neither");
     if (!path || !path[0]) return AMPI_BAD_PATH(AMP_ERR_ARGUMENT, "no path is given");
     ampi_show_ends(path, 60, 130, f->path);
+
     AMPI_REFUSE_LIST(count < 0 || (count > 0 && !tensors), "%d tensors at %s", count,
         tensors ? "a pointer" : "NULL");
-    for (int i = 0; i < count; i++) {
-        const amp_tensor* t = &tensors[i].tensor;
-        const size_t size = ampi_type_size(t->dtype);
-        const int rank = tensors[i].rank;
-        size_t bytes = size;
-        int fits = rank >= 0 && rank <= AMPI_MAX_RANK;
-        AMPI_REFUSE_LIST(!ampi_is_free_name(t->name),
-            "tensor %d has no name in UTF-8, or a reserved one", i);
-        const char* name = ampi_show(f, t->name);
-        AMPI_REFUSE_AS(size == 0, AMP_ERR_DTYPE, "tensor '%s': not a file's dtype", name);
-        for (int k = 0; fits && k < rank; k++)
-            fits = ampi_mul_size(bytes, tensors[i].shape[k], &bytes);
-        AMPI_REFUSE_LIST(!fits || bytes / size != t->count,
-            "tensor '%s': count is not the product of its shape, or rank not 0..4", name);
-        AMPI_REFUSE_LIST(bytes > 0 && !t->data, "tensor '%s': data is NULL", name);
-    }
+    for (int i = 0; i < count; i++) AMPI_TRY(ampi_file_check_tensor(f, i));
     return AMP_OK;
 }
 
 /* --- files of the system --- */
-/* Moves a file over another in one step. MoveFileExA, unlike fopen, ignores a UTF-8 locale. */
 #if defined(_WIN32)
-/* Renames a file, over one that is there; waits for others that hold it. */
+/* Moves a file in one step, over one that is there, and waits for programs that hold that open.
+   MoveFileExA, unlike fopen, ignores a UTF-8 locale: names become wide ones there. */
 AMPI_FN int ampi_replace_file(const char* from, const char* to) {
     enum { ROOM = 1024, REPLACE_AND_FLUSH = 1 | 8 };
     wchar_t a[ROOM], b[ROOM];
@@ -13878,26 +13907,31 @@ AMPI_FN int ampi_replace_file(const char* from, const char* to) {
   #define ampi_replace_file(from, to) (rename(from, to) == 0)
 #endif
 
-/* path with its name cut to 200 bytes, and a number that no other process or thread is likely to
-   draw. */
 #define AMPI_SUFFIX sizeof ".01234567.tmp"
-/* The name of a temporary file beside path; another for each draw. */
+/* The name of a temporary file beside path, another for each `draw`: path, its name cut to 200
+   bytes, and a number that no other process (time) or thread (its stack) is likely to draw. */
 AMPI_FN void ampi_name_temporary(const char* path, int draw, char* out) {
     const uint64_t seed = (uint64_t)time(NULL) << 32 ^ (uint64_t)clock()
         ^ (uint64_t)(uintptr_t)&draw << 20;
-    size_t i, name = 0, n;
-    for (i = 0; path[i]; i++) if (path[i] == '/' || path[i] == '\\') name = i + 1;
-    n = ampi_min_size(i, name + 200);
+    size_t length, name = 0, n;  /* name: where the file's name begins */
+    for (length = 0; path[length]; length++)
+        if (path[length] == '/' || path[length] == '\\') name = length + 1;
+
+    n = ampi_min_size(length, name + 200);
     while (n > name && ampi_is_inside(path[n])) n--;
     memcpy(out, path, n);
     ampi_say(out + n, AMPI_SUFFIX, ".%.8x.tmp", (unsigned)amp_random_bits(seed, (uint64_t)draw));
 }
 
-/* Opens the regular file at path to read; or creates and names a temporary one with its mode. */
+/* Opens the regular file at path to read, and finds its size. Or, with room for a name at
+   `temporary`, creates a new file beside it to write, with its mode, and gives the new file's
+   name. */
 AMPI_FN amp_result ampi_file_stream(ampi_file* f, const char* path, char* temporary) {
     const char *verb = temporary ? "save" : "open", *name = temporary ? temporary : path;
+    const char* how = temporary ? "wb" : "rb";
     errno = 0;
 #if defined(AMPI_OS)
+    /* Permissions of a file that is there; of a new one those that the umask leaves of 0666. */
     struct AMPI_OS64(stat) st;
     const int is_there = AMPI_OS64(stat)(path, &st) == 0;
     const unsigned mode = is_there ? (unsigned)st.st_mode & 0777u : 0666u;
@@ -13906,6 +13940,9 @@ AMPI_FN amp_result ampi_file_stream(ampi_file* f, const char* path, char* tempor
     int fd, tries = 0;
     if (is_there && !AMPI_OS_IS_FILE(st))
         return AMPI_BAD_PATH(AMP_ERR_IO, "'%s' is not a regular file", f->path);
+
+    /* O_EXCL fails where a file has the name: another is drawn. On Windows reading waits while the
+       file is being replaced. */
     do {
         if (temporary) ampi_name_temporary(path, tries, temporary);
         fd = AMPI_OS(open)(name, flags, mode);
@@ -13916,13 +13953,17 @@ AMPI_FN amp_result ampi_file_stream(ampi_file* f, const char* path, char* tempor
     fcntl(fd, F_SETFD, FD_CLOEXEC);
     if (temporary && is_there) (void)fchmod(fd, (mode_t)mode);  /* what the umask took */
   #endif
+
     if (AMPI_OS64(fstat)(fd, &st) == 0) f->bytes = (uint64_t)st.st_size;
-    f->stream = AMPI_OS(fdopen)(fd, temporary ? "wb" : "rb");
-    if (!f->stream) AMPI_OS(close)(fd);
-    if (!f->stream && temporary) remove(temporary);
+    f->stream = AMPI_OS(fdopen)(fd, how);
+    if (!f->stream) {
+        AMPI_OS(close)(fd);
+        if (temporary) remove(temporary);
+    }
 #else
+    /* A system of which nothing is known but C's library. */
     if (temporary) ampi_name_temporary(path, 0, temporary);
-    f->stream = fopen(name, temporary ? "wb" : "rb");
+    f->stream = fopen(name, how);
     if (f->stream && fseek(f->stream, 0, SEEK_END) == 0) f->bytes = (uint64_t)ftell(f->stream);
     if (f->stream) rewind(f->stream);
 #endif
@@ -13935,113 +13976,152 @@ AMPI_FN void ampi_put_string(FILE* out, const char* prefix, const char* text) {
     putc('"', out);
     fputs(prefix, out);
     for (; *text; text++)
-        if ((unsigned char)*text < 0x20
-            || *text == '"' || *text == '\\') ampi_print(out, "\\u%.4x", (unsigned)*text);
+        if ((unsigned char)*text < 0x20 || *text == '"' || *text == '\\')
+            ampi_print(out, "\\u%.4x", (unsigned)*text);
         else putc(*text, out);
     putc('"', out);
 }
 
-/* The header behind its length, which is returned: texts, CRC-32s, tensors, and spaces to a
-   multiple of 8 bytes. Tensors of larger elements come first, so that each is aligned. */
+/* For each tensor number i of file f, in the order of the file's data: larger elements come first,
+   so that each element is aligned. */
+#define AMPI_LARGEST_FIRST(f, i) \
+    for (size_t element_ = 8; element_ >= 2; element_ /= 2) \
+        for (int i = 0; i < (f)->count; i++) \
+            if (ampi_type_size((f)->tensors[i].tensor.dtype) == element_)
+
+/* The header behind its length: texts, CRC-32s, tensors, and spaces up to a multiple of 8 bytes.
+   Returns its length, which is known only once it was written, and is then written over `length`
+   by a second call. */
 AMPI_FN uint64_t ampi_put_header(const ampi_file* f, uint64_t length) {
     FILE* out = f->stream;
     char shape[AMPI_SHOWN], crc[AMPI_NUMBER];
-    uint64_t begin = 0;
+    uint64_t begin = 0;  /* of the next tensor's bytes in the data */
     for (int i = 0; i < 8; i++) putc((int)(length >> 8 * i & 0xff), out);
+
+    /* "__metadata__", if there are any: the texts, then the checksum of each tensor k. */
     for (int i = 0; i < f->text_count + f->count; i++) {
         const int k = i - f->text_count;
         fputs(i ? "," : "{\"__metadata__\":{", out);
         ampi_put_string(out, k < 0 ? "" : AMPI_CRC_KEY, k < 0 ? f->texts[i].key
             : f->tensors[k].tensor.name);
         putc(':', out);
-        ampi_put_string(out, "", k < 0 ? f->texts[i].value : ampi_show_number(f->crcs[k], 1, crc));
+        ampi_put_string(out, "", k < 0 ? f->texts[i].value : ampi_show_number(f->crcs[k], 16, crc));
     }
     putc(f->text_count + f->count > 0 ? '}' : '{', out);
-    for (size_t element = 8; element >= 2; element /= 2)
-        for (int i = 0; i < f->count; i++) {
-            const amp_file_tensor* t = &f->tensors[i];
-            const uint64_t end = begin + t->tensor.count * element;
-            if (ampi_type_size(t->tensor.dtype) != element) continue;
-            putc(',', out);
-            ampi_put_string(out, "", t->tensor.name);
-            ampi_print(out, ":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%llu,%llu]}",
-                    ampi_file_types[ampi_dtype_or_f32(t->tensor.dtype) - AMP_F32],
-                    ampi_show_shape((size_t)t->rank, t->shape, shape), (ampi_ull)begin,
-                    (ampi_ull)end);
-            begin = end;
-        }
+
+    /* A comma stands before each tensor: its checksum is before it. */
+    AMPI_LARGEST_FIRST(f, i) {
+        const amp_file_tensor* t = &f->tensors[i];
+        const uint64_t end = begin + t->tensor.count * ampi_type_size(t->tensor.dtype);
+        putc(',', out);
+        ampi_put_string(out, "", t->tensor.name);
+        ampi_print(out, ":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%llu,%llu]}",
+                ampi_file_types[t->tensor.dtype],
+                ampi_show_shape((size_t)t->rank, t->shape, shape), (ampi_ull)begin, (ampi_ull)end);
+        begin = end;
+    }
+
+    /* One bracket and at most seven spaces; the length's own 8 bytes do not count. */
     const uint64_t at = (uint64_t)ftell(out);
     ampi_print(out, "}%*s", (int)(7 - at % 8), "");
-    return at / 8 * 8;  /* eight bytes less than the file now has */
+    return at / 8 * 8;
 }
 
-/* The header, data in chunks, and the header again with the CRCs. */
+/* Writes the elements of tensor i, little-endian, chunk by chunk, and takes their CRC-32. */
+AMPI_FN amp_result ampi_put_data(ampi_file* f, int i) {
+    const amp_tensor* t = &f->tensors[i].tensor;
+    const size_t size = ampi_type_size(t->dtype), bytes = t->count * size;
+    for (size_t at = 0, n; at < bytes && !ferror(f->stream); at += n) {
+        const char* from = (const char*)t->data + at;
+        n = ampi_min_size(bytes - at, AMPI_CHUNK_BYTES);
+        if (f->model) AMPI_TRY(f->model->backend->copy_out(f->data, from, n, &f->model->exec));
+        else memcpy(f->data, from, n);
+        ampi_swap_endian((unsigned char*)f->data, n, size);
+        fwrite(f->data, 1, n, f->stream);
+        f->crcs[i] = ampi_crc32(f->crcs[i], f->data, n);
+    }
+    return AMP_OK;
+}
+
+/* The header, to find its length, the data, and the header again with its length and the CRCs. The
+   caller looks for errors of the stream. */
 AMPI_FN amp_result ampi_put_tensors(ampi_file* f) {
     const uint64_t header = ampi_put_header(f, 0);
     AMPI_REFUSE_LIST(header > AMPI_MAX_HEADER, "a header of %llu bytes; %u are allowed",
         (ampi_ull)header, AMPI_MAX_HEADER);
-    for (size_t element = 8; element >= 2; element /= 2)
-        for (int i = 0; i < f->count; i++) {
-            const amp_tensor* t = &f->tensors[i].tensor;
-            const size_t bytes = ampi_type_size(t->dtype) == element ? t->count * element : 0;
-            for (size_t at = 0, n; at < bytes && !ferror(f->stream); at += n) {
-                const char* from = (const char*)t->data + at;
-                n = ampi_min_size(bytes - at, AMPI_CHUNK_BYTES);
-                if (f->model)
-                    AMPI_TRY(f->model->backend->copy_out(f->data, from, n, &f->model->exec));
-                else memcpy(f->data, from, n);
-                ampi_swap_endian((unsigned char*)f->data, n, element);
-                fwrite(f->data, 1, n, f->stream);
-                f->crcs[i] = ampi_crc32(f->crcs[i], f->data, n);
-            }
-        }
-    if (ferror(f->stream) || fseek(f->stream, 0, SEEK_SET) != 0)
-        return ampi_file_cannot(f, "write");
+    AMPI_LARGEST_FIRST(f, i) AMPI_TRY(ampi_put_data(f, i));
+    if (fseek(f->stream, 0, SEEK_SET) != 0) return ampi_file_cannot(f, "write");
     ampi_put_header(f, header);
     return AMP_OK;
 }
 
-/* Writes a temporary file and renames it. A block holds a chunk of data, names and scratch to sort
-   them (later checksums), and its name. */
-AMPI_FN amp_result ampi_save_file(ampi_file* f, const char* path, const amp_file_text* texts,
-        int text_count) {
-    const size_t most = (size_t)(f->count > text_count ? f->count : text_count);
-    f->texts = texts;
-    f->text_count = text_count;
-    const size_t names_most = most + most / 2 + 1;
-    f->data = (char*)ampi_file_alloc(f, AMPI_CHUNK_BYTES + names_most * sizeof(char*)
-        + strlen(path) + AMPI_SUFFIX);
-    if (!f->data) return AMP_ERR_MEMORY;
-    const char** names = (const char**)(void*)(f->data + AMPI_CHUNK_BYTES);
-    char* temporary = (char*)(names + names_most);
+/* Refuses two tensors, or two texts, of one name. names: room for the longer list and half of it
+   again, in which ampi_sort_names sorts. */
+AMPI_FN amp_result ampi_file_check_names(ampi_file* f, const char** names) {
     for (int i = 0; i < f->count; i++) names[i] = f->tensors[i].tensor.name;
-    const char* twice = ampi_sort_names(names, (size_t)f->count, sizeof *names, names + most);
-    for (int i = 0; i < text_count; i++) names[i] = texts[i].key;
-    if (!twice) twice = ampi_sort_names(names, (size_t)text_count, sizeof *names, names + most);
+    const char* twice = ampi_sort_names(names, (size_t)f->count, sizeof *names, names + f->count);
+    if (!twice) {
+        for (int i = 0; i < f->text_count; i++) names[i] = f->texts[i].key;
+        twice = ampi_sort_names(names, (size_t)f->text_count, sizeof *names, names + f->text_count);
+    }
     AMPI_REFUSE_LIST(twice, "the name '%s' is used twice", ampi_show(f, twice));
-    f->crcs = (uint32_t*)(void*)names;
-    memset(f->crcs, 0, (size_t)f->count * sizeof *f->crcs);
-    AMPI_TRY(ampi_file_stream(f, path, temporary));
+    return AMP_OK;
+}
+
+/* Writes the picture or the tensors, flushes them and closes the file. Without the flush before the
+   caller's rename, a power cut can leave the new name on an empty file. */
+AMPI_FN amp_result ampi_file_write(ampi_file* f) {
     amp_result r = AMP_OK;
     if (f->draw) f->draw(f->picture, f->stream);
     else r = ampi_put_tensors(f);
-    /* Without a flush before the rename, a power cut can leave the new name on an empty file. */
-    if (r == AMP_OK && (ferror(f->stream) || fflush(f->stream) != 0 || !AMPI_OS_SYNC(f->stream)))
-        r = ampi_file_cannot(f, "write");
-    if (fclose(f->stream) != 0 && r == AMP_OK) r = ampi_file_cannot(f, "write");
+    int failed = ferror(f->stream) || fflush(f->stream) != 0 || !AMPI_OS_SYNC(f->stream);
+    failed |= fclose(f->stream) != 0;
     f->stream = NULL;
-    if (r == AMP_OK && !f->is_trial && !ampi_replace_file(temporary, path))
-        r = ampi_file_cannot(f, "replace");
-    if (r != AMP_OK || f->is_trial) { remove(temporary); return r; }
+    return r == AMP_OK && failed ? ampi_file_cannot(f, "write") : r;
+}
+
 #if defined(AMPI_OS) && !defined(_WIN32)
-    /* Flushes the new name, too, where a directory can be flushed. */
+/* Flushes the new name, too, where a directory can be flushed. `temporary`, the name that the file
+   had, becomes the directory's. */
+AMPI_FN amp_result ampi_flush_directory(const ampi_file* f, char* temporary) {
+    amp_result r = AMP_OK;
     char* slash = strrchr(temporary, '/');
     strcpy(slash ? slash + 1 : temporary, slash ? "" : ".");
     const int fd = open(temporary, O_RDONLY | AMPI_OS_FLAGS);
     if (fd >= 0 && fsync(fd) != 0 && errno == EIO)
         r = ampi_file_cannot(f, "flush the directory of");
     if (fd >= 0) close(fd);
+    return r;
+}
+#else
+  #define ampi_flush_directory(f, temporary) AMP_OK
 #endif
+
+/* Writes a temporary file beside path and renames it to path; removes it after a failure or a
+   trial. */
+AMPI_FN amp_result ampi_save_file(ampi_file* f, const char* path, const amp_file_text* texts,
+        int text_count) {
+    const size_t most = ampi_max_size((size_t)f->count, (size_t)text_count);
+    const size_t names_most = most + most / 2 + 1;
+    f->texts = texts;
+    f->text_count = text_count;
+
+    /* One block: a chunk of data; names to be checked, later checksums; the file's name. */
+    f->data = (char*)ampi_file_alloc(f, AMPI_CHUNK_BYTES + names_most * sizeof(char*)
+        + strlen(path) + AMPI_SUFFIX);
+    if (!f->data) return AMP_ERR_MEMORY;
+    const char** names = (const char**)(void*)(f->data + AMPI_CHUNK_BYTES);
+    char* temporary = (char*)(names + names_most);
+    AMPI_TRY(ampi_file_check_names(f, names));
+    f->crcs = (uint32_t*)(void*)names;
+    memset(f->crcs, 0, (size_t)f->count * sizeof *f->crcs);
+
+    AMPI_TRY(ampi_file_stream(f, path, temporary));
+    amp_result r = ampi_file_write(f);
+    if (r == AMP_OK && !f->is_trial && !ampi_replace_file(temporary, path))
+        r = ampi_file_cannot(f, "replace");
+    if (r == AMP_OK && !f->is_trial) return ampi_flush_directory(f, temporary);
+    remove(temporary);
     return r;
 }
 
@@ -14054,16 +14134,21 @@ AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensor
         texts ? "a pointer" : "NULL");
     for (int i = 0; i < text_count; i++)
         AMPI_REFUSE_LIST(!texts[i].key || !texts[i].value || !ampi_is_utf8(texts[i].key)
-            || !ampi_is_utf8(texts[i].value) || strncmp(texts[i].key, AMPI_CRC_KEY,
-            sizeof AMPI_CRC_KEY - 1) == 0,
+            || !ampi_is_utf8(texts[i].value) || ampi_behind(AMPI_CRC_KEY, texts[i].key),
             "text %d must be UTF-8; keys with " AMPI_CRC_KEY " are reserved", i);
     return ampi_file_close(f, ampi_save_file(f, path, texts, text_count));
 }
 
 /* --- JSON, as much as a header may hold --- */
-/* A cursor over a text that ends in 0; an error stops the cursor. Strings are decoded in place. */
-typedef struct ampi_json { char *at, *end; const char* error; char missing[20]; } ampi_json;
+/* A cursor over a text. Strings are decoded in place: none grows. After the first error the cursor
+   stays, and all that is read is empty or 0. */
+typedef struct ampi_json {
+    char *at, *end;     /* the next character; the text's final 0 */
+    const char* error;  /* the first one; NULL = none yet */
+    char missing[20];   /* room for an error's text */
+} ampi_json;
 
+/* Notes an error, if it is the first. */
 AMPI_FN void ampi_json_fail(ampi_json* j, const char* error) { if (!j->error) j->error = error; }
 
 /* Steps over white space, and over c if it comes next. */
@@ -14082,7 +14167,8 @@ AMPI_FN void ampi_json_expect(ampi_json* j, char c) {
     j->error = j->missing;
 }
 
-/* Is there a member behind the first n of a list in these brackets? Then n grows. */
+/* Is there one more member of the list in these two brackets, of which n were read? Then n grows.
+   The cursor steps over the bracket or comma before the member, or over the last bracket. */
 AMPI_FN int ampi_json_more(ampi_json* j, const char* brackets, size_t* n) {
     if (*n == 0) ampi_json_expect(j, brackets[0]);
     if (ampi_json_skip(j, brackets[1])) return 0;
@@ -14091,48 +14177,68 @@ AMPI_FN int ampi_json_more(ampi_json* j, const char* brackets, size_t* n) {
     return !j->error;
 }
 
-/* The value of uXXXX; 0 if that does not come next. */
+/* The value of the uXXXX at the cursor; 0, and an error, if something else stands there. The digits
+   are copied, since strtoul would read on. */
 AMPI_FN unsigned ampi_json_unit(ampi_json* j) {
     char digits[5] = "";
     if (strspn(j->at + 1, "0123456789abcdefABCDEF") < 4)
         ampi_json_fail(j, "an escape \\u is not followed by four hexadecimal digits");
-    else { memcpy(digits, j->at + 1, 4); j->at += 5; }
+    else {
+        memcpy(digits, j->at + 1, 4);
+        j->at += 5;
+    }
     return (unsigned)strtoul(digits, NULL, 16);
 }
 
-/* Decodes the escape behind a backslash to UTF-8 at w: a letter, \u, or two \u for code points
-   above U+FFFF. */
+/* Decodes the escape behind a backslash, a letter, \u or two \u, to UTF-8 at w; returns the end of
+   what is written. */
 AMPI_FN char* ampi_json_escape(ampi_json* j, char* w) {
     static const char letters[] = "\"\\/bfnrtu", meanings[] = "\"\\/\b\f\n\r\t";
     static const unsigned char heads[] = { 0, 0xc0, 0xe0, 0xf0 };
     const char* found = (const char*)memchr(letters, *j->at, sizeof letters - 1);
-    if (!found) { ampi_json_fail(j, "an unknown escape"); return w; }
-    if (*found != 'u') { j->at++; *w = meanings[found - letters]; return w + 1; }
-    unsigned c = ampi_json_unit(j);
-    if (c == 0) ampi_json_fail(j, "a text holds a zero character");
-    if (c >> 10 == 0x36 && strncmp(j->at, "\\u", 2) == 0) {
+    if (!found) {
+        ampi_json_fail(j, "an unknown escape");
+        return w;
+    }
+    if (*found != 'u') {
+        j->at++;
+        *w = meanings[found - letters];
+        return w + 1;
+    }
+
+    /* A code above U+FFFF is two units, a surrogate pair: 0xd800 to 0xdbff, 0xdc00 to 0xdfff. */
+    unsigned code = ampi_json_unit(j);
+    if (code == 0) ampi_json_fail(j, "a text holds a zero character");
+    if (code >> 10 == 0xd800 >> 10 && strncmp(j->at, "\\u", 2) == 0) {
         j->at++;
         const unsigned low = ampi_json_unit(j);
-        if (low >> 10 == 0x37) c = 0x10000 + ((c & 0x3ff) << 10 | (low & 0x3ff));
+        if (low >> 10 == 0xdc00 >> 10) code = 0x10000 + ((code & 0x3ff) << 10 | (low & 0x3ff));
     }
-    if (c >> 11 == 0x1b) ampi_json_fail(j, "an escape is half of a surrogate pair");
-    int more = c < 0x80 ? 0 : c < 0x800 ? 1 : c < 0x10000 ? 2 : 3;
-    *w++ = (char)(heads[more] | c >> 6 * more);
-    while (more-- > 0) *w++ = (char)(0x80 | (c >> 6 * more & 0x3f));
+    if (code >> 11 == 0xd800 >> 11) ampi_json_fail(j, "an escape is half of a surrogate pair");
+
+    /* UTF-8: the highest bits behind a head that tells the length, then six bits a byte. */
+    int more = code < 0x80 ? 0 : code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
+    *w++ = (char)(heads[more] | code >> 6 * more);
+    while (more-- > 0) *w++ = (char)(0x80 | (code >> 6 * more & 0x3f));
     return w;
 }
 
-/* A UTF-8 string without control characters, and `next` behind, if not 0. */
+/* A UTF-8 string without control characters, decoded over its own text, which is never shorter; ""
+   after an error. Steps over `next` behind it, if not 0. */
 AMPI_FN const char* ampi_json_string(ampi_json* j, char next) {
     ampi_json_expect(j, '"');
-    char *text = j->at, *w = text;
-    while (!j->error && *j->at != '"')
-        if (*j->at == '\\') { j->at++; w = ampi_json_escape(j, w); }
-        else if (j->at == j->end) ampi_json_fail(j, "a text is not closed");
+    char *text = j->at, *w = text;  /* w: where the next decoded byte goes */
+    while (!j->error && *j->at != '"') {
+        if (*j->at == '\\') {
+            j->at++;
+            w = ampi_json_escape(j, w);
+        } else if (j->at == j->end) ampi_json_fail(j, "a text is not closed");
         else if ((unsigned char)*j->at < 0x20)
             ampi_json_fail(j, "a text holds a control character");
         else *w++ = *j->at++;
+    }
     if (j->error) return "";
+
     *w = '\0';
     if (!ampi_is_utf8(text)) ampi_json_fail(j, "a text is not UTF-8");
     j->at++;
@@ -14152,38 +14258,46 @@ AMPI_FN uint64_t ampi_json_number(ampi_json* j) {
     return n;
 }
 
-/* A tensor's description: each of three fields once, in any order. [] is the shape of one
-   element. */
+/* The name of a type, for e. Returns an element's bits; 0 for an unknown type, an error. */
+AMPI_FN uint64_t ampi_json_dtype(ampi_json* j, ampi_entry* e) {
+    const char* name = ampi_json_string(j, '\0');
+    e->type = AMP_F32;
+    while (e->type < AMPI_FILE_TYPES && strcmp(name, ampi_file_types[e->type]) != 0) e->type++;
+    if (e->type == AMPI_FILE_TYPES) ampi_json_fail(j, "an unknown dtype");
+    e->dtype = e->type <= AMP_F64 ? (amp_dtype)e->type : AMP_DTYPE_DEFAULT;
+    return strcmp(name, "BOOL") == 0 ? 8 : strtoul(name + strcspn(name, "0123456789"), NULL, 10);
+}
+
+/* A list of sizes, for e. Returns their product; 1 for [], the shape of a single element. */
+AMPI_FN uint64_t ampi_json_shape(ampi_json* j, ampi_entry* e) {
+    uint64_t count = 1;
+    while (ampi_json_more(j, "[]", &e->rank)) {
+        const uint64_t size = ampi_json_number(j);
+        if (size != 0 && count > UINT64_MAX / size)
+            ampi_json_fail(j, "a shape has too many elements");
+        count *= size;
+        if (e->rank <= AMPI_MAX_RANK)
+            e->shape[e->rank - 1] = size < SIZE_MAX ? (size_t)size : SIZE_MAX;
+    }
+    return count;
+}
+
+/* A tensor's description: each of three fields once, in any order. */
 AMPI_FN void ampi_json_tensor(ampi_json* j, ampi_entry* e) {
-    uint64_t count = 1, bits = 1;
+    enum { DTYPE = 1, SHAPE = 2, OFFSETS = 4, UNKNOWN = 8 };
+    uint64_t count = 1, bits = 1;  /* elements, and bits of one */
     size_t n = 0;
-    int found = 0;
+    int found = 0;  /* fields, as a sum */
     while (ampi_json_more(j, "{}", &n)) {
         const char* key = ampi_json_string(j, ':');
-        const int field = !strcmp(key, "dtype") ? 1 : !strcmp(key, "shape") ? 2
-            : !strcmp(key, "data_offsets") ? 4 : 8;
-        if (field == 8 || (found & field))
+        const int field = !strcmp(key, "dtype") ? DTYPE : !strcmp(key, "shape") ? SHAPE
+            : !strcmp(key, "data_offsets") ? OFFSETS : UNKNOWN;
+        if (field == UNKNOWN || (found & field))
             ampi_json_fail(j, "a tensor has an unknown field, or a field twice");
         found |= field;
-        if (field == 1) {
-            key = ampi_json_string(j, '\0');
-            while (e->type < AMPI_FILE_TYPES && strcmp(key, ampi_file_types[e->type]) != 0)
-                e->type++;
-            if (e->type == AMPI_FILE_TYPES) ampi_json_fail(j, "an unknown dtype");
-            e->dtype = e->type < AMPI_OUR_TYPES ? (amp_dtype)(AMP_F32 + e->type)
-                : AMP_DTYPE_DEFAULT;
-            bits = strcmp(key, "BOOL") == 0 ? 8 : strtoul(key + strcspn(key, "0123456789"), NULL,
-                10);
-        } else if (field == 2) {
-            while (ampi_json_more(j, "[]", &e->rank)) {
-                const uint64_t size = ampi_json_number(j);
-                if (size != 0 && count > UINT64_MAX / size)
-                    ampi_json_fail(j, "a shape has too many elements");
-                count *= size;
-                if (e->rank <= AMPI_MAX_RANK)
-                    e->shape[e->rank - 1] = size < SIZE_MAX ? (size_t)size : SIZE_MAX;
-            }
-        } else {
+        if (field == DTYPE) bits = ampi_json_dtype(j, e);
+        else if (field == SHAPE) count = ampi_json_shape(j, e);
+        else {
             ampi_json_expect(j, '[');
             e->begin = ampi_json_number(j);
             ampi_json_expect(j, ',');
@@ -14191,13 +14305,16 @@ AMPI_FN void ampi_json_tensor(ampi_json* j, ampi_entry* e) {
             ampi_json_expect(j, ']');
         }
     }
-    if (found != 7) ampi_json_fail(j, "a tensor lacks its dtype, shape or data_offsets");
+
+    if (found != DTYPE + SHAPE + OFFSETS)
+        ampi_json_fail(j, "a tensor lacks its dtype, shape or data_offsets");
     if (!j->error && (count > UINT64_MAX / bits || count * bits % 8 != 0 || e->begin > e->end
             || count * bits / 8 != e->end - e->begin))
         ampi_json_fail(j, "data_offsets do not fit the dtype and shape of their tensor");
 }
 
-/* The header; the tables are large enough. */
+/* The header, into the tables of f: entries grow up, texts down. Both are large enough, see
+   ampi_file_open. */
 AMPI_FN void ampi_json_header(ampi_json* j, ampi_file* f) {
     size_t n = 0;
     int has_texts = 0;
@@ -14211,6 +14328,7 @@ AMPI_FN void ampi_json_header(ampi_json* j, ampi_file* f) {
             ampi_json_tensor(j, e);
             continue;
         }
+
         if (has_texts++) ampi_json_fail(j, "__metadata__ occurs twice");
         while (ampi_json_more(j, "{}", &f->found_count)) {
             amp_file_text* t = --f->found;
@@ -14218,34 +14336,37 @@ AMPI_FN void ampi_json_header(ampi_json* j, ampi_file* f) {
             t->value = ampi_json_string(j, '\0');
         }
     }
+
     if (!j->error) j->at += strspn(j->at, " ");
     if (j->at < j->end) ampi_json_fail(j, "something follows the header's last bracket");
 }
 
 /* --- reading --- */
-/* Names and keys are unique; tensors cover the data just once. Sorts by name, takes CRC-32s to
-   tensors. */
+/* Refuses tensors that leave holes in the data, overlap or go beyond, and names or keys that occur
+   twice. Sorts both by name, and takes each checksum to its tensor. */
 AMPI_FN amp_result ampi_file_check(ampi_file* f) {
     ampi_entry* scratch = f->entries + f->entry_count;
     uint64_t end = 0, crc;
     ampi_sort(f->entries, f->entry_count, sizeof *f->entries, ampi_by_place, scratch);
-    for (size_t i = 0; i < f->entry_count; end = f->entries[i++].end) {
-        const ampi_entry* e = &f->entries[i];
+    AMPI_EACH_ENTRY(f, e) {
         AMPI_REFUSE_FILE(e->begin != end, "'%s': tensor '%s' begins %s", f->path,
             ampi_show(f, e->name), e->begin > end ? "behind a hole" : "inside the one before");
+        end = e->end;
     }
     AMPI_REFUSE_FILE(end > f->bytes, "'%s' is truncated: it ends inside a tensor", f->path);
     AMPI_REFUSE_FILE(end < f->bytes, "'%s' goes on after its last tensor", f->path);
+
     const char* twice = ampi_sort_names(f->entries, f->entry_count, sizeof *f->entries, scratch);
     if (!twice) twice = ampi_sort_names(f->found, f->found_count, sizeof *f->found, scratch);
     AMPI_REFUSE_FILE(twice, "'%s': the name '%s' occurs twice", f->path, ampi_show(f, twice));
+
     for (size_t i = 0; i < f->found_count; i++) {
         const amp_file_text* t = &f->found[i];
-        const int is_crc = strncmp(t->key, AMPI_CRC_KEY, sizeof AMPI_CRC_KEY - 1) == 0;
-        ampi_entry* e = is_crc ? ampi_file_find(f, t->key + sizeof AMPI_CRC_KEY - 1) : NULL;
+        const char* name = ampi_behind(AMPI_CRC_KEY, t->key);
+        ampi_entry* e = name ? ampi_file_find(f, name) : NULL;
         if (!e) continue;
         e->crc = t->value;
-        AMPI_REFUSE_FILE(!ampi_read_number(e->crc, 1, &crc),
+        AMPI_REFUSE_FILE(!ampi_read_number(e->crc, 16, &crc),
             "'%s': text '%s' is not eight hexadecimal digits", f->path, ampi_show(f, t->key));
     }
     return AMP_OK;
@@ -14261,38 +14382,50 @@ AMPI_FN amp_result ampi_file_get(ampi_file* f, void* out, uint64_t n) {
     return ok ? AMP_OK : ampi_file_cannot(f, "read");
 }
 
-/* Opens a file and checks its header. A tensor takes at least 48 characters
-   ("":{"dtype":"U8","shape":[],"data_offsets":[0,1]}), a text six ("":"",). So four bytes a
-   character hold both tables, that of texts growing down from the end, and half of either to sort
-   it. ampi_file_close is always due. */
-AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path) {
-    static const char* const foreign[][2] = {  /* first bytes of other formats */
+/* Reads the header's length, with which a file begins, and refuses files of other formats. */
+AMPI_FN amp_result ampi_file_read_length(ampi_file* f, uint64_t* length) {
+    static const char* const foreign[][2] = {  /* first bytes, and what they are */
         { "PK\003\004", "a zip archive of torch.save or numpy.savez" },
-            { "\200\002", "a pickle of torch.save" },
-        { "\211HDF", "an HDF5 file" }, { "\223NUMPY", "a file of numpy.save" },
-            { "GGUF", "a GGUF file" }
+        { "\200\002", "a pickle of torch.save" },
+        { "\211HDF", "an HDF5 file" },
+        { "\223NUMPY", "a file of numpy.save" },
+        { "GGUF", "a GGUF file" }
     };
-    unsigned char length[8];
-    AMPI_TRY(ampi_file_stream(f, path, NULL));
+    unsigned char first[8];
     AMPI_REFUSE_FILE(f->bytes < 8, "'%s' is truncated: it ends inside its first number", f->path);
-    AMPI_TRY(ampi_file_get(f, length, 8));
-    const uint64_t n = ampi_get(length, 8);
-    if (n > AMPI_MAX_HEADER) {
-        for (size_t i = 0; i < AMPI_LENGTH(foreign); i++)
-            AMPI_REFUSE_FILE(memcmp(length, foreign[i][0], strlen(foreign[i][0])) == 0,
-                "'%s' is %s; needed is a "
-                "safetensors file, as safetensors.torch.save_file writes", f->path, foreign[i][1]);
-    }
-    AMPI_REFUSE_FILE(n < 2 || n > AMPI_MAX_HEADER, "'%s': header of %llu bytes; 2 to %u are valid",
-        f->path, (ampi_ull)n, AMPI_MAX_HEADER);
-    AMPI_REFUSE_FILE(n > f->bytes - 8, "'%s' is truncated: it ends inside its header", f->path);
+    AMPI_TRY(ampi_file_get(f, first, 8));
+    *length = ampi_get(first, 8);
+
+    /* The bytes of a valid length may happen to be those of another format. */
+    const int valid = *length >= 2 && *length <= AMPI_MAX_HEADER;
+    for (size_t i = 0; !valid && i < AMPI_LENGTH(foreign); i++)
+        AMPI_REFUSE_FILE(memcmp(first, foreign[i][0], strlen(foreign[i][0])) == 0,
+            "'%s' is %s; needed is a "
+            "safetensors file, as safetensors.torch.save_file writes", f->path, foreign[i][1]);
+    AMPI_REFUSE_FILE(!valid, "'%s': header of %llu bytes; 2 to %u are valid", f->path,
+        (ampi_ull)*length, AMPI_MAX_HEADER);
+    AMPI_REFUSE_FILE(*length > f->bytes - 8, "'%s' is truncated: it ends inside its header",
+        f->path);
+    return AMP_OK;
+}
+
+/* Opens a file, reads its header into tables, and checks it. ampi_file_close is always due. */
+AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path) {
+    uint64_t n = 0;  /* bytes of the header */
+    AMPI_TRY(ampi_file_stream(f, path, NULL));
+    AMPI_TRY(ampi_file_read_length(f, &n));
     f->bytes -= 8 + n;
+
+    /* A tensor takes at least 48 characters, ("":{"dtype":"U8","shape":[],"data_offsets":[0,1]}),
+       a text six, ("":"",). So four bytes a character hold both tables, that of texts growing down
+       from the end, and half of either to sort it. The header lies behind them. */
     const size_t tables = ampi_round_up(4 * (size_t)n + 2 * sizeof *f->entries
         + 2 * sizeof *f->found, 8);
     f->entries = (ampi_entry*)ampi_file_alloc(f, (uint64_t)tables + n + 1);
     if (!f->entries) return AMP_ERR_MEMORY;
     char* header = (char*)f->entries + tables;
     f->found = (amp_file_text*)(void*)header;
+
     ampi_json j = { header, header + n, NULL, "" };
     *j.end = '\0';
     AMPI_TRY(ampi_file_get(f, header, n));
@@ -14302,24 +14435,31 @@ AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path) {
     return ampi_file_check(f);
 }
 
-/* Compares the caller's tensors with the file's and makes room. Weights alone may have any type or
-   be missing. */
+/* Counts a tensor that the file lacks, and keeps the first three names for a sentence. */
+AMPI_FN void ampi_file_miss(ampi_file* f, const char* name) {
+    const size_t at = strlen(f->missing);
+    if (f->missing_count++ < 3)
+        ampi_say(f->missing + at, sizeof f->missing - at, at ? ", '%s'" : "'%s'", name);
+}
+
+/* Finds the caller's tensors in the file, compares them, and makes room for their data. Weights
+   alone may have any of amp's types or be missing. */
 AMPI_FN amp_result ampi_file_want(ampi_file* f, int weights_alone) {
-    uint64_t total = 0;
+    char theirs[AMPI_SHOWN], ours[AMPI_SHOWN];
+    uint64_t total = 0;  /* bytes of room so far */
     for (int i = 0; i < f->count; i++) {
         const amp_file_tensor* t = &f->tensors[i];
-        ampi_entry* e = ampi_file_find(f, t->tensor.name);
-        const amp_dtype dtype = ampi_dtype_or_f32(e && weights_alone ? e->dtype : t->tensor.dtype);
         const char* name = ampi_show(f, t->tensor.name);
-        char theirs[AMPI_SHOWN], ours[AMPI_SHOWN];
+        ampi_entry* e = ampi_file_find(f, t->tensor.name);
         if (!e && weights_alone) {
-            const size_t at = strlen(f->missing), room = sizeof f->missing - at;
-            if (f->missing_count++ < 3)
-                ampi_say(f->missing + at, room, at ? ", '%s'" : "'%s'", name);
+            ampi_file_miss(f, name);
             continue;
         }
+
         AMPI_REFUSE_FILE(!e, "'%s' has no tensor '%s'", f->path, name);
         AMPI_REFUSE_LIST(e->wanted, "tensor '%s' is asked for twice", name);
+        /* F32 stands in for a type that amp does not have. */
+        const amp_dtype dtype = ampi_dtype_or_f32(weights_alone ? e->dtype : t->tensor.dtype);
         AMPI_REFUSE_FILE(e->dtype != dtype, "tensor '%s' is %s in the file, but %s in %s", name,
             e->dtype ? amp_dtype_name(e->dtype) : ampi_file_types[e->type], amp_dtype_name(dtype),
             f->owner);
@@ -14327,9 +14467,10 @@ AMPI_FN amp_result ampi_file_want(ampi_file* f, int weights_alone) {
         ampi_show_shape(e->rank, e->shape, theirs);
         AMPI_REFUSE_FILE(strcmp(theirs, ours) != 0,
             "tensor '%s' has the shape %s in the file, but %s in %s", name, theirs, ours, f->owner);
+
+        /* Whole units of 8 bytes; two for one where a model's 16 bits may become FP32 in place. */
         e->wanted = &t->tensor;
         e->place = (size_t)total;
-        /* 16 bits may become FP32 in place. */
         total += (e->end - e->begin + 7) / 8 * (f->model && ampi_type_size(e->dtype) == 2 ? 16 : 8);
     }
     f->data = (char*)ampi_file_alloc(f, total);
@@ -14344,9 +14485,11 @@ AMPI_FN amp_result ampi_file_hand(ampi_file* f, const ampi_entry* e) {
     const amp_dtype type = ampi_dtype_or_f32(to->dtype);
     const size_t size = ampi_type_size(type);
     char* data = f->data + e->place;
-    size_t beyond = 0;
-    const amp_convert_desc how = { size <= ampi_type_size(e->dtype), AMP_ROUND_NEAREST, 0, 0,
-        &beyond, NULL, 0 };
+    size_t beyond = 0;  /* values that became the largest */
+    amp_convert_desc how;
+    AMPI_CLEAR(how);
+    how.saturate = size <= ampi_type_size(e->dtype);
+    how.saturated = &beyond;
 
     if (e->dtype != type) AMPI_TRY(amp_convert_with(amp_ref_of(data, type),
         amp_ref_of(data, e->dtype), to->count, &how));
@@ -14358,27 +14501,26 @@ AMPI_FN amp_result ampi_file_hand(ampi_file* f, const ampi_entry* e) {
     return AMP_OK;
 }
 
-/* Reads the wanted tensors; hands them over if all are sound. */
+/* Reads the wanted tensors in the order of the file; hands them over if all are sound. */
 AMPI_FN amp_result ampi_file_read(ampi_file* f) {
-    const ampi_entry *e, *end = f->entries + f->entry_count;
+    char crc[AMPI_NUMBER];
     ampi_sort(f->entries, f->entry_count, sizeof *f->entries, ampi_by_place,
         f->entries + f->entry_count);
-    for (e = f->entries; e < end; e++) {
+    AMPI_EACH_ENTRY(f, e) {
+        char* data = e->wanted ? f->data + e->place : NULL;
         const size_t bytes = (size_t)(e->end - e->begin);
-        char crc[AMPI_NUMBER], *data = e->wanted ? f->data + e->place : NULL;
         AMPI_TRY(ampi_file_get(f, data, e->end - e->begin));
         if (!data) continue;
-        AMPI_REFUSE_FILE(e->crc && strcmp(ampi_show_number(ampi_crc32(0, data, bytes), 1, crc),
+        AMPI_REFUSE_FILE(e->crc && strcmp(ampi_show_number(ampi_crc32(0, data, bytes), 16, crc),
             e->crc) != 0, "'%s': tensor '%s' is damaged: its CRC-32 is %s, the file says %s",
             f->path, ampi_show(f, e->name), crc, e->crc);
         ampi_swap_endian((unsigned char*)data, bytes, ampi_type_size(e->dtype));
     }
 
-    for (e = f->entries; e < end; e++) {
-        const size_t bytes = (size_t)(e->end - e->begin);
-        if (!e->wanted || bytes == 0) continue;
+    AMPI_EACH_ENTRY(f, e) {
+        if (!e->wanted || e->begin == e->end) continue;
         if (f->model) AMPI_TRY(ampi_file_hand(f, e));
-        else memcpy(e->wanted->data, f->data + e->place, bytes);
+        else memcpy(e->wanted->data, f->data + e->place, (size_t)(e->end - e->begin));
     }
     return AMP_OK;
 }
@@ -14401,11 +14543,14 @@ AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out
     AMPI_TRY(ampi_file_begin(f, path, NULL, 0, desc));
     AMPI_REFUSE_LIST(!key || !out || size == 0, "key or out is missing");
     amp_result r = ampi_file_open(f, path);
-    const char* text = r == AMP_OK ? ampi_text_of(f, key) : "";
-    if (!text || strlen(text) >= size)
-        r = ampi_fail(f->desc.logger, AMP_ERR_FORMAT, "checkpoint: '%s' has no text "
-        "'%s' shorter than %llu", f->path, ampi_show(f, key), (ampi_ull)size);
-    else if (r == AMP_OK) strcpy(out, text);
+    if (r == AMP_OK) {
+        const char* text = ampi_text_of(f, key);
+        if (text && strlen(text) < size) strcpy(out, text);
+        else
+            r = ampi_fail(f->desc.logger, AMP_ERR_FORMAT,
+                "checkpoint: '%s' has no text '%s' shorter than %llu", f->path, ampi_show(f, key),
+                (ampi_ull)size);
+    }
     return ampi_file_close(f, r);
 }
 
@@ -14455,7 +14600,7 @@ AMPI_FN void ampi_number_add(ampi_checkpoint* c, int group, const char* name, vo
     x->optional = x->of_group && (kind != 'f' || c->o.desc.group_count == 0);
     if (x->of_group) AMPI_SAY(x->key, "amp.group%d.%s", group, name);
     else AMPI_SAY(x->key, "amp.%s", name);
-    ampi_show_number(value, kind == 'f', x->text);
+    ampi_show_number(value, kind == 'f' ? 16 : 10, x->text);
 }
 
 /* Lists all numbers: steps first, a hash of the graph, or of the parameters' groups, last. */
@@ -14579,7 +14724,7 @@ AMPI_FN amp_result ampi_state_save(ampi_checkpoint* c, const char* path) {
     texts[n].key = "amp.scaler";
     if (c->scaler) texts[n++].value = ampi_show_scaler(bytes, scaler);
     texts[n].key = "amp.crc32";
-    texts[n++].value = ampi_show_number(crc, 1, crc_text);
+    texts[n++].value = ampi_show_number(crc, 16, crc_text);
     return ampi_save_file(&c->file, path, texts, n);
 }
 
@@ -14590,7 +14735,7 @@ AMPI_FN amp_result ampi_number_tell(ampi_checkpoint* c, const ampi_number* x, am
     char shown[2][AMPI_SHOWN];
     uint64_t bits;
     for (int i = 0; i < 2; i++)
-        if (x->kind == 'f' && ampi_read_number(texts[i], 1, &bits))
+        if (x->kind == 'f' && ampi_read_number(texts[i], 16, &bits))
             AMPI_SAY(shown[i], "%.9g", (double)ampi_float((uint32_t)bits));
         else ampi_show_ends(texts[i], 57, 0, shown[i]);
     return ampi_fail(c->file.desc.logger, code, "checkpoint: %s is %s in the file, but %s in %s%s",
@@ -14615,7 +14760,7 @@ AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
         if (x->role == AMPI_AGREES && strcmp(x->theirs, x->text) != 0)
             return ampi_number_tell(c, x, AMP_ERR_FORMAT, "");
         if (x->role != AMPI_LOADED) continue;
-        const int sound = ampi_read_number(x->theirs, is_rate, &value);
+        const int sound = ampi_read_number(x->theirs, is_rate ? 16 : 10, &value);
         const uint32_t bits = (uint32_t)value;
         if (x->kind < 'l') memcpy(x->at, &bits, sizeof bits);
         else memcpy(x->at, &value, sizeof value);
@@ -14625,7 +14770,7 @@ AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
         if (x == c->numbers) limit = value;  /* the step: none is frozen for longer */
         if (text) crc = ampi_crc32(crc, text, strlen(text) + 1);
     }
-    AMPI_REFUSE_FILE(crc_text && strcmp(crc_text, ampi_show_number(crc, 1, computed)) != 0,
+    AMPI_REFUSE_FILE(crc_text && strcmp(crc_text, ampi_show_number(crc, 16, computed)) != 0,
         "'%s' is damaged: the " "state's numbers have the CRC-32 %s, amp.crc32 says %s", f->path,
         computed, ampi_show(f, crc_text));
     for (const ampi_entry* e = f->entries; e < f->entries + f->entry_count; e++)
