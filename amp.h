@@ -19,7 +19,7 @@
      train        the training step, evaluation, training over a data set
      checkpoint   save and load (safetensors)
      report       what a person wants to see
-     backend      for authors: the processor a model runs on
+     backend      the processor a model runs on: with AMP_BACKEND_API
      impl         the implementation: impl-base, impl-cpu, impl-half, impl-vector, impl-kernels,
                   impl-convert, impl-scan, impl-gemm, impl-conv, impl-math, impl-tiles, impl-pool,
                   impl-elementwise, impl-rows, impl-loss, impl-policy, impl-scaler, impl-optim,
@@ -74,13 +74,13 @@
    Pointers.  Each must be aligned for its element type (unchecked). Sizes count elements unless
    bytes are named.
    Threads.   Objects are independent; two threads must not use one object at once. With -fopenmp
-   large operators use threads, in the caller's floating-point environment. A process forked after
-   that hangs in GNU's OpenMP: fork before, or call omp_set_num_threads(1) in the child. GPUs.
-   amp_cuda.cuh has a backend on which the same model trains.
-   Memory.    Parts on raw pointers allocate nothing, files aside. A model allocates in create,
-   build and finalize, never in a step. 128 KB of stack are enough (192 with clang, AVX-512 and no
-   optimisation). Adam costs 16 bytes per parameter in FP32 and 18 in mixed precision, 16 with
-   16-bit weight gradients; the halving is in the activations.
+   large operators use threads, in the caller's floating-point environment. A process forked
+   after that hangs in GNU's OpenMP: fork before, or call omp_set_num_threads(1) in the child.
+   GPUs.      amp_cuda.cuh has a backend on which the same model trains.
+   Memory.    Parts on raw pointers allocate nothing, but for files and amp_workspace. A model
+   allocates in create, build and finalize, never in a step. 128 KB of stack are enough (192 with
+   clang, AVX-512 and no optimisation). Adam costs 16 bytes per parameter in FP32 and 18 in mixed
+   precision, 16 with 16-bit weight gradients; the halving is in the activations.
    Floating-point exceptions, where a host unmasks them (feenableexcept): steps, evaluation,
    predictions, statistics, gradient checks and saturating casts mask them and leave no flag.
    mask_exceptions in amp_exec and amp_convert_desc does so for one call of a loop of your own,
@@ -108,6 +108,7 @@
 /* Option macros. None changes the layout of a struct, so files may differ in them.
      AMP_IMPLEMENTATION  emit the implementation here: in exactly one file
      AMP_STATIC          every function static: a private copy, beside AMP_IMPLEMENTATION
+     AMP_BACKEND_API     declares the fields of amp_backend too; amp_cuda.cuh defines it
      AMP_DEF             linkage of public functions, e.g. __declspec(dllexport)
      AMP_SELF            this file's name in quotes, if not "amp.h"
      AMP_NO_SIMD         portable C: no intrinsics, no cpuid; the same bits, slower
@@ -216,6 +217,21 @@ typedef struct amp_allocator {
    threads. */
 typedef AMPI_ENUM(amp_sums) { AMP_SUMS_FIXED = 0, AMP_SUMS_FAST = 1 } amp_sums;
 
+typedef struct amp_backend amp_backend;  /* a processor; >>backend tells what it is made of */
+/* The processor that this file's functions run on. Never NULL. */
+AMP_DEF const amp_backend* amp_cpu_backend(void);
+
+/* Scratch memory that calls enlarge to what they can use. It never shrinks, and is the caller's to
+   free. Without memory for more, a call runs as with no workspace. */
+typedef struct amp_workspace {
+    const amp_backend* backend;   /* whose memory it is; NULL = the CPU's */
+    amp_allocator      allocator; /* of the CPU's */
+    void*              data;      /* NULL at first */
+    size_t             size;      /* bytes */
+} amp_workspace;
+/* Frees the memory; the next call that needs some takes it anew. */
+AMP_DEF void amp_workspace_free(amp_workspace* w);
+
 /* How an operator runs. A workspace changes no bits, but makes products and convolutions faster. */
 typedef struct amp_exec {
     void*  workspace;       /* scratch (GPU memory on a GPU), any alignment; NULL = none */
@@ -226,6 +242,7 @@ typedef struct amp_exec {
     amp_sums sums;
     int    mask_exceptions; /* 1 = floating-point exceptions of the CPU are masked for the call, and
                                leave no flag */
+    amp_workspace* grows;   /* NULL, or used in place of `workspace`, one call at a time */
 } amp_exec;
 
 /* A list of tensors is an array of these. Nothing is owned. */
@@ -1145,7 +1162,6 @@ AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o);
 /* >>model    A static graph: build it with calls that read like the maths, then finalize. */
 
 typedef struct amp_model amp_model;
-typedef struct amp_backend amp_backend;
 
 /* A handle of a layer's output: images [N,C,H,W], or rows of C*H*W features. Models with other
    layers up to there refuse it. */
@@ -1657,7 +1673,55 @@ AMP_DEF amp_result amp_history_svg(const amp_history* h, const char* path,
 AMP_DEF amp_result amp_history_print(const amp_history* h, FILE* out);
 #endif
 
-/* >>backend  For authors: the processor a model runs on. */
+#ifdef __cplusplus
+} /* extern "C" */
+
+/* In C++ a desc may be written in place: amp_scaler_init(&s, {}) or, since C++20, (&s, {.init_scale
+   = 1024}). The include may stand in an extern "C". */
+extern "C++" {
+static inline amp_ref amp_ref_to(const float* p) { return amp_f32(p); }
+static inline amp_ref amp_ref_to(const amp_half* p) { return amp_f16(p); }
+static inline amp_ref amp_ref_to(const amp_bfloat16* p) { return amp_bf16(p); }
+static inline amp_result amp_convert_with(amp_ref dst, amp_ref src, size_t n,
+    const amp_convert_desc& d) { return amp_convert_with(dst, src, n, &d); }
+#define AMPI_INIT(name, type, desc) \
+    static inline amp_result name(type* x, const desc& d) { return name(x, &d); }
+AMPI_INIT(amp_policy_init, amp_policy, amp_policy_desc)
+AMPI_INIT(amp_scaler_init, amp_scaler, amp_scaler_desc)
+AMPI_INIT(amp_model_create, amp_model*, amp_model_desc)
+static inline amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc& d,
+    amp_param* params, int count) { return amp_optimizer_init(o, &d, params, count); }
+static inline amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_desc& d,
+        amp_fit_info* info)
+    { return amp_fit(m, data, &d, info); }
+#define AMPI_LAYER(name, type) \
+    static inline amp_value name(amp_model* m, amp_value x, const type& d) { \
+        return name(m, x, &d); }
+static inline amp_value amp_input_with(amp_model* m, const amp_input_desc& d) {
+    return amp_input_with(m, &d);
+}
+
+AMPI_LAYER(amp_conv2d_with, amp_conv2d_desc)
+AMPI_LAYER(amp_linear_with, amp_linear_desc)
+AMPI_LAYER(amp_pool2d_with, amp_pool2d_desc)
+AMPI_LAYER(amp_batch_norm_with, amp_norm_desc)
+AMPI_LAYER(amp_layer_norm_with, amp_norm_desc)
+AMPI_LAYER(amp_softmax_cross_entropy_with, amp_loss_desc)
+AMPI_LAYER(amp_mse_with, amp_loss_desc)
+AMPI_LAYER(amp_bce_with_logits_with, amp_loss_desc)
+#undef AMPI_INIT
+#undef AMPI_LAYER
+} /* extern "C++" */
+#endif
+#endif /* AMP_H_INCLUDED */
+
+/* >>backend  The processor a model runs on: what its authors write, and raw calls of its operators.
+   Declared with AMP_BACKEND_API. */
+#if (defined(AMP_BACKEND_API) || defined(AMP_IMPLEMENTATION)) && !defined(AMPI_BACKEND_ONCE)
+#define AMPI_BACKEND_ONCE
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 /* State of training, and what the last step did; of an asynchronous backend, as last read from its
    own memory. */
@@ -1776,50 +1840,10 @@ struct amp_backend {
     AMPI_ENTRY(conv2d_relu_forward, const amp_conv2d_shape*, amp_ref, amp_ref, amp_ref, amp_ref)
 };
 #undef AMPI_ENTRY
-/* The table of this file: the operators are the public functions. Never NULL. */
-AMP_DEF const amp_backend* amp_cpu_backend(void);
-
 #ifdef __cplusplus
 } /* extern "C" */
-
-/* In C++ a desc may be written in place: amp_scaler_init(&s, {}) or, since C++20, (&s, {.init_scale
-   = 1024}). The include may stand in an extern "C". */
-extern "C++" {
-static inline amp_ref amp_ref_to(const float* p) { return amp_f32(p); }
-static inline amp_ref amp_ref_to(const amp_half* p) { return amp_f16(p); }
-static inline amp_ref amp_ref_to(const amp_bfloat16* p) { return amp_bf16(p); }
-static inline amp_result amp_convert_with(amp_ref dst, amp_ref src, size_t n,
-    const amp_convert_desc& d) { return amp_convert_with(dst, src, n, &d); }
-#define AMPI_INIT(name, type, desc) \
-    static inline amp_result name(type* x, const desc& d) { return name(x, &d); }
-AMPI_INIT(amp_policy_init, amp_policy, amp_policy_desc)
-AMPI_INIT(amp_scaler_init, amp_scaler, amp_scaler_desc)
-AMPI_INIT(amp_model_create, amp_model*, amp_model_desc)
-static inline amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc& d,
-    amp_param* params, int count) { return amp_optimizer_init(o, &d, params, count); }
-static inline amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_desc& d,
-        amp_fit_info* info)
-    { return amp_fit(m, data, &d, info); }
-#define AMPI_LAYER(name, type) \
-    static inline amp_value name(amp_model* m, amp_value x, const type& d) { \
-        return name(m, x, &d); }
-static inline amp_value amp_input_with(amp_model* m, const amp_input_desc& d) {
-    return amp_input_with(m, &d);
-}
-
-AMPI_LAYER(amp_conv2d_with, amp_conv2d_desc)
-AMPI_LAYER(amp_linear_with, amp_linear_desc)
-AMPI_LAYER(amp_pool2d_with, amp_pool2d_desc)
-AMPI_LAYER(amp_batch_norm_with, amp_norm_desc)
-AMPI_LAYER(amp_layer_norm_with, amp_norm_desc)
-AMPI_LAYER(amp_softmax_cross_entropy_with, amp_loss_desc)
-AMPI_LAYER(amp_mse_with, amp_loss_desc)
-AMPI_LAYER(amp_bce_with_logits_with, amp_loss_desc)
-#undef AMPI_INIT
-#undef AMPI_LAYER
-} /* extern "C++" */
 #endif
-#endif /* AMP_H_INCLUDED */
+#endif
 
 /* >>impl     Stop here if you only want the interface. */
 #if defined(AMP_IMPLEMENTATION) && !defined(AMPI_IMPLEMENTATION_ONCE)
@@ -2429,6 +2453,37 @@ AMPI_FN void ampi_free(void* p, const amp_allocator* a) {
     if (a && a->free) (a->free)(p, a->user_data);
     else free(p);
 }
+
+/* Frees the memory; NULL is fine. */
+AMP_DEF void amp_workspace_free(amp_workspace* w) {
+    if (!w) return;
+    if (w->backend && w->data) w->backend->free(w->data, &w->allocator);
+    else ampi_free(w->data, &w->allocator);
+    w->data = NULL;
+    w->size = 0;
+}
+
+/* A copy of *exec whose workspace is the one that grows: of `bytes` bytes at least, or none where
+   there is no memory for them. The copy grows no further. */
+AMPI_FN amp_exec ampi_exec_grown(const amp_exec* exec, size_t bytes) {
+    amp_exec own = *exec;
+    amp_workspace* w = exec->grows;
+    if (w->size < bytes) {
+        amp_workspace_free(w);
+        w->data = w->backend ? w->backend->alloc(bytes, &w->allocator)
+            : ampi_alloc(bytes, &w->allocator);
+        if (w->data) w->size = bytes;
+    }
+    own.workspace = w->data;
+    own.workspace_size = w->size;
+    own.grows = NULL;
+    return own;
+}
+
+/* Gives a call whose exec may grow its workspace a copy of it with that many bytes. */
+#define AMPI_GROW_WORKSPACE(bytes) \
+    amp_exec grown; \
+    if (exec && exec->grows) { grown = ampi_exec_grown(exec, bytes); exec = &grown; }
 
 AMPI_FN void ampi_swap_records(unsigned char* a, unsigned char* b, size_t size) {
     for (; size > 0; size--, a++, b++) { const unsigned char t = *a; *a = *b; *b = t; }
@@ -5911,14 +5966,25 @@ AMPI_APART void ampi_share_on_stack(const ampi_kernels* g, const ampi_product* s
     ampi_share_run(g, s, p, share, ampi_align64(scratch));
 }
 
+/* Floats for a product's full speed. */
+AMPI_FN size_t ampi_gemm_floats(const ampi_product* s) {
+    const ampi_plan p = ampi_plan_of(ampi_kernels_now(), s, SIZE_MAX);
+    return p.shares * p.floats;
+}
+
+/* Bytes of a workspace that holds that many floats behind its first multiple of 64 bytes. */
+AMPI_FN size_t ampi_floats_workspace(size_t floats) { return floats * sizeof(float) + 128; }
+
 /* Computes a checked product, in the workspace if its blocks fit there. */
 AMPI_FN void ampi_gemm_run(const ampi_product* product, const amp_exec* exec) {
     const ampi_kernels* g = ampi_kernels_now();
-    const size_t room = ampi_room(exec);
     ampi_product s = *product;
     if (s.m == 0 || s.n == 0) return;
     s.exact |= s.a.dtype == AMP_F16 && s.b.dtype == AMP_F16;
     s.form = ampi_gemm_form(g, &s, exec);
+
+    AMPI_GROW_WORKSPACE(ampi_floats_workspace(ampi_gemm_floats(&s)))
+    const size_t room = ampi_room(exec);
     ampi_plan p = ampi_plan_of(g, &s, room);
     float* memory = p.shares * p.floats <= room ? ampi_align64(exec->workspace) : NULL;
     AMPI_PARALLEL_FOR(p.shares > 1, for (int64_t i = 0; i < (int64_t)p.shares; i++) {
@@ -5980,12 +6046,6 @@ AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, am
     s->c.alpha = 1.0f;
 }
 
-/* Floats for a product's full speed. */
-AMPI_FN size_t ampi_gemm_floats(const ampi_product* s) {
-    const ampi_plan p = ampi_plan_of(ampi_kernels_now(), s, SIZE_MAX);
-    return p.shares * p.floats;
-}
-
 /* Bytes for full speed, see the interface; 0 if a size overflows. */
 AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k) {
     ampi_product s;
@@ -5994,7 +6054,7 @@ AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k) {
         || !ampi_mul_size(n, k, &elements) || m > SIZE_MAX / 8 || n > SIZE_MAX / 8
         || k > SIZE_MAX / 8) return 0;
     ampi_product_init(&s, m, n, k, AMP_NONE, n);
-    return ampi_gemm_floats(&s) * sizeof(float) + 128; /* for alignment */
+    return ampi_floats_workspace(ampi_gemm_floats(&s));
 }
 
 /* Matrix i of a series, an operand's in a batch. A stride is the elements from one to the next; 0:
@@ -6108,6 +6168,7 @@ AMPI_FN void ampi_gemm_batch_run(const ampi_product* first, const amp_gemm_shape
     const size_t threads = ampi_threads();
     const size_t shares = s->batch >= 4 * threads || work < 4e6 ? ampi_min_size(threads, s->batch)
         : 1;
+    AMPI_GROW_WORKSPACE(shares * amp_gemm_workspace(s->m, s->n, s->k))
     const size_t step = exec && exec->workspace ? exec->workspace_size / shares / 64 * 64 : 0;
     AMPI_PARALLEL_FOR(shares > 1 && work * (double)s->batch >= AMPI_PARALLEL_MIN,
                       for (int64_t i = 0; i < (int64_t)shares; i++) {
@@ -6617,6 +6678,18 @@ AMPI_FN int ampi_depthwise_run(const ampi_convolution* v, const amp_exec* exec) 
     return 1;
 }
 
+/* Floats of workspace: FP32 weights, and the most that depthwise, packing or reading in place
+   takes, by all shares. */
+AMPI_FN size_t ampi_convolution_floats(const ampi_convolution* v) {
+    const ampi_depthwise d = ampi_depthwise_of(v);
+    ampi_convolution in_place = *v;
+    size_t floats = ampi_max_size(ampi_gemm_floats(&v->s), d.shares * d.floats);
+    if (v->s.b.along_k) ampi_set_windows(&in_place, 0, ampi_window_channels(&v->s.b.image));
+    else ampi_set_planes(&in_place);
+    floats = ampi_max_size(floats, ampi_gemm_floats(&in_place.s));
+    return ampi_widened_floats(v) + floats;
+}
+
 /* y, dw by parts of channels, or one phase of dx, whose weights are first laid out where there is
    room. */
 AMPI_FN void ampi_convolution_run(const ampi_convolution* v, const amp_exec* exec) {
@@ -6626,6 +6699,7 @@ AMPI_FN void ampi_convolution_run(const ampi_convolution* v, const amp_exec* exe
     const size_t all = v->s.b.image.channels, channels = v->s.b.along_k
         ? ampi_window_channels(&v->s.b.image) : all;
     size_t group, first;
+    AMPI_GROW_WORKSPACE(ampi_floats_workspace(ampi_convolution_floats(v)))
     if (ampi_depthwise_run(v, exec)) return;
     AMPI_CLEAR(rest);
     if (exec) rest = *exec;
@@ -6686,18 +6760,6 @@ AMPI_FN void ampi_conv2d_db(const ampi_conv2d_sizes* c, const ampi_layer_refs* t
         t->accumulate & AMP_ACCUMULATE_PARAMS);
 }
 
-/* Floats of workspace: FP32 weights, and the most that depthwise, packing or reading in place
-   takes, by all shares. */
-AMPI_FN size_t ampi_convolution_floats(const ampi_convolution* v) {
-    const ampi_depthwise d = ampi_depthwise_of(v);
-    ampi_convolution in_place = *v;
-    size_t floats = ampi_max_size(ampi_gemm_floats(&v->s), d.shares * d.floats);
-    if (v->s.b.along_k) ampi_set_windows(&in_place, 0, ampi_window_channels(&v->s.b.image));
-    else ampi_set_planes(&in_place);
-    floats = ampi_max_size(floats, ampi_gemm_floats(&in_place.s));
-    return ampi_widened_floats(v) + floats;
-}
-
 /* Phases of a side that are looked at; one that needs more gets smaller blocks. */
 enum { AMPI_PHASES = 32 };
 
@@ -6719,8 +6781,7 @@ AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
             if (v.s.k > 0) floats = ampi_max_size(floats, ampi_convolution_floats(&v));
         }
     ampi_conv2d_dw(&v, &c, &none);
-    /* for alignment */
-    return ampi_max_size(floats, ampi_convolution_floats(&v)) * sizeof(float) + 256;
+    return ampi_floats_workspace(ampi_max_size(floats, ampi_convolution_floats(&v)));
 }
 
 /* Refuses a shape or operands of a convolution that are not valid. */
@@ -7836,8 +7897,10 @@ AMPI_FN void ampi_activation_run(int op, const ampi_argument* list, size_t n,
     const int back = op >= AMPI_SLOPE;
     const ampi_argument* x = &list[back ? AMPI_ARG_DY : AMPI_ARG_X];  /* of backward: `saved` */
     int64_t i;
-    if (!slow[op] || ampi_type_size(x->dtype) != 2 || n < 4 * values || !list[AMPI_ARG_Y].data
-        || !exec || !exec->workspace || exec->workspace_size < AMP_ACTIVATION_WORKSPACE) {
+    const int tabled = slow[op] && ampi_type_size(x->dtype) == 2 && n >= 4 * values
+        && list[AMPI_ARG_Y].data;
+    AMPI_GROW_WORKSPACE(tabled ? AMP_ACTIVATION_WORKSPACE : 0)
+    if (!tabled || !exec || !exec->workspace || exec->workspace_size < AMP_ACTIVATION_WORKSPACE) {
         ampi_elements(op, 0.0f, list, n);
         return;
     }
@@ -8822,13 +8885,14 @@ AMP_DEF amp_result amp_layer_norm_backward(amp_ref dy, amp_ref x, amp_ref gamma,
     };
     ampi_rows f = ampi_rows_of(list, rows, d);
     const size_t bytes = amp_layer_norm_workspace(rows, d);
+    AMPI_CHECK("layer norm backward", all, list);
+    AMPI_TRY(ampi_ln_check(exec, "layer norm backward", &f, eps));
+    AMPI_GROW_WORKSPACE(bytes)
     const int fits = bytes > 0 && exec && exec->workspace && exec->workspace_size >= bytes;
     double* room = fits ? (double*)(void*)ampi_align64(exec->workspace) : NULL;
     /* whose sums there is room for */
     const size_t columns = room ? d : ampi_min_size(d, AMPI_TILE);
     const int sums = dgamma.data || dbeta.data, with_dx = dx.data && columns == d;
-    AMPI_CHECK("layer norm backward", all, list);
-    AMPI_TRY(ampi_ln_check(exec, "layer norm backward", &f, eps));
     if (rows == 0 && accumulate & AMP_ACCUMULATE_PARAMS) return AMP_OK;
     AMPI_COMPUTE_OP;
     if (sums) {
@@ -15317,7 +15381,8 @@ AMP_DEF void amp_history_add(amp_history* h, const amp_step_info* info) {
    amp_maxpool2d, amp_avgpool2d, amp_global_avgpool2d are amp_max_pool2d, amp_avg_pool2d,
    amp_global_avg_pool2d; padding is pad in descs, .out of a linear desc is .out_features.
    New: names of 127 bytes (amp_layer.name), gelu_tanh in the graph, gemm in amp_backend (before
-   linear_forward). Convolutions and pools have pad_end_h and pad_end_w: zero the shapes.
+   linear_forward). Convolutions and pools have pad_end_h and pad_end_w: zero the shapes. The fields
+   of amp_backend are declared with AMP_BACKEND_API alone. amp_exec may name a workspace that grows.
    Cross-entropy has ld and an ignored label; layer norm's backward pass needs no saved statistics.
    amp_cuda.cuh: operators on raw device pointers are entries of amp_cuda_backend()'s table:
    amp_cuda_linear_forward(...) is amp_cuda_backend()->linear_forward(...).

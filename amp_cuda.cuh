@@ -47,6 +47,9 @@
    Flags.     Do not compile with --use_fast_math: it keeps conversions and checks right, but not
    the bits. */
 
+#ifndef AMP_BACKEND_API
+  #define AMP_BACKEND_API
+#endif
 #include "amp.h"      /* with its implementation, where AMP_IMPLEMENTATION is defined */
 
 #ifndef AMP_CUDA_CUH_INCLUDED
@@ -128,7 +131,8 @@ AMP_DEF amp_result amp_cuda_convert_with(amp_ref dst, amp_ref src, size_t n,
    size overflows, or without a device. A dense layer wants the largest of (n, out, in), (n, in,
    out) and (out, in, n), a convolution gpu->conv2d_workspace(&shape). Many rows of a layer norm's
    dgamma and dbeta are formed much faster with gpu->layer_norm_workspace(rows, d) bytes; a mean
-   loss over much data by the whole GPU with AMP_CUDA_LOSS_WORKSPACE, else by a single block.
+   loss over much data by the whole GPU with AMP_CUDA_LOSS_WORKSPACE, else by a single block. Or
+   exec->grows with backend = amp_cuda_backend(); enlarging it waits for the GPU.
    Order of sums. Maxima, activations, dropout, add and concat have the CPU's bits; averages,
    softmax and the sums of norms have one fixed order of their own.
    Losses. labels, loss and loss_scale lie in device memory. A label outside 0..K-1 cannot be
@@ -807,8 +811,10 @@ AMPI_FN amp_ref ampi_cuda_ref(amp_ref x) {
 #define AMPI_CUDA_CHECK(op, n, list) \
     AMPI_TRY(ampi_cuda_check_operands(exec, op, n, list, AMPI_LENGTH(list)))
 
-/* The workspace if it holds that many bytes from the next multiple of 16 on, else NULL. */
+/* The workspace if it holds that many bytes from the next multiple of 16 on, else NULL. One that
+   grows is enlarged; a kernel that uses it must be launched before the next call of this. */
 AMPI_FN void* ampi_cuda_scratch(const amp_exec* exec, size_t bytes) {
+    AMPI_GROW_WORKSPACE(bytes + 15)
     uintptr_t start = exec ? (uintptr_t)exec->workspace : 0;
     size_t skip = (size_t)(0u - start) & 15u;
     if (!start || exec->workspace_size < skip || exec->workspace_size - skip < bytes) return NULL;
@@ -5623,10 +5629,11 @@ AMPI_CUDA(layer_norm_backward, amp_ref dy, amp_ref x, amp_ref gamma, float eps,
         AMPI_ARG(dgamma, AMPI_OUT | AMPI_NULL, d), AMPI_ARG(dbeta, AMPI_OUT | AMPI_NULL, d) };
     ampi_cuda_ln q = {};
     ampi_rows f = ampi_rows_of(list, rows, d);
-    amp_exec rest = exec ? *exec : amp_exec();
     AMPI_CUDA_CHECK(op, all, list);
     AMPI_TRY(ampi_ln_check(exec, op, &f, eps));
     if (rows == 0 && accumulate & AMP_ACCUMULATE_PARAMS) return AMP_OK;
+    AMPI_GROW_WORKSPACE(ampi_cuda_layer_norm_workspace(rows, d))
+    amp_exec rest = exec ? *exec : amp_exec();
     if (rows == 0) AMPI_TRY(ampi_cuda_check_pointer(exec, op, "dgamma", dgamma.data));
     if (rows == 0) AMPI_TRY(ampi_cuda_check_pointer(exec, op, "dbeta", dbeta.data));
     q.x = ampi_cuda_ref(x);

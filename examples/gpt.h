@@ -9,9 +9,11 @@
    low copies, vectors are FP32 alone.
 
    Letters: B sequences of T tokens, R = B*T rows, C channels, H heads, D = C/H, V tokens in the vocabulary.
-   Include amp.h first. A refused call says why on stderr. */
+   A refused call says why on stderr. */
 #ifndef GPT_H
 #define GPT_H
+#define AMP_BACKEND_API
+#include "../amp.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

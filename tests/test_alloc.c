@@ -1,5 +1,6 @@
 /* test_alloc.c - memory that runs out: the k-th allocation fails, for every k, while a model is built, finalized, saved and
    loaded. Always a clean error with a sentence, no leak, and an object that can still be used or destroyed. */
+#define AMP_BACKEND_API
 #include "small_model.h"
 
 static void* user_mark;      /* the allocator's user_data must come back */
@@ -312,6 +313,105 @@ static void test_sizes_that_do_not_fit(void) {
     amp_model_destroy(m);
 }
 
+/* --- a workspace that grows --- */
+
+enum { GROWING_CALLS = 6, GROWING = 300 * 1024 };
+static uint16_t growing_x[GROWING], growing_dy[GROWING];
+static float growing_w[128 * 128];
+
+/* Call `call` into y, which holds zeros; how much workspace its documentation tells. */
+static size_t growing_call(int call, float* y, const amp_exec* exec) {
+    const amp_conv2d_shape conv = { 2, 16, 24, 24, 16, 3, 3, 1, 1, 1, 1, 1, 1, 1, 0, 0 };
+    const amp_conv2d_shape depthwise = { 2, 16, 24, 24, 16, 3, 3, 1, 1, 1, 1, 1, 1, 16, 0, 0 };
+    const amp_ref x = amp_bf16((amp_bfloat16*)growing_x), dy = amp_bf16((amp_bfloat16*)growing_dy), w = amp_f32(growing_w);
+    amp_gemm_shape product;
+    memset(&product, 0, sizeof product);
+    product.m = product.n = product.k = 100;
+    if (call == 1) {
+        product.batch = 3;
+        product.a_stride = product.c_stride = 10000;
+    }
+    switch (call) {
+    case 0: case 1:
+        CHECK(amp_gemm(&product, 1.0f, x, w, 0.0f, amp_f32(y), exec) == AMP_OK);
+        return amp_gemm_workspace(100, 100, 100);
+    case 2:
+        CHECK(amp_conv2d_backward(&conv, dy, x, w, amp_f32(y + 4096), amp_f32(y), AMP_NONE, 0, exec) == AMP_OK);
+        return amp_conv2d_workspace(&conv);
+    case 3:
+        CHECK(amp_conv2d_forward(&depthwise, x, w, AMP_NONE, amp_f32(y), exec) == AMP_OK);
+        return amp_conv2d_workspace(&depthwise);
+    case 4:
+        CHECK(amp_activation_forward(AMP_GELU, x, amp_f32(y), GROWING, exec) == AMP_OK);
+        return AMP_ACTIVATION_WORKSPACE;
+    default:
+        CHECK(amp_layer_norm_backward(dy, x, AMP_NONE, 0.0f, NULL, NULL, amp_f32(y), amp_f32(y + 220000),
+            amp_f32(y + 221100), 0, 200, 1100, exec) == AMP_OK);
+        return amp_layer_norm_workspace(200, 1100);
+    }
+}
+
+/* The bits are those of a call without a workspace, whether there is memory for one or not; it grows to what the
+   documentation tells at most, is used, and never shrinks. */
+static void test_workspace_grows(void) {
+    static float plain[GROWING], y[GROWING];
+    const size_t bytes = sizeof y;
+    amp_workspace kept, w;
+    amp_exec exec;
+    int i, call, fails;
+    memset(&exec, 0, sizeof exec);
+    memset(&kept, 0, sizeof kept);
+    kept.allocator.alloc = failing_alloc; kept.allocator.free = failing_free;
+    for (i = 0; i < GROWING; i++) {
+        growing_x[i] = (uint16_t)(0x3f00 + i % 251 + (i % 3 == 0 ? 0x8000 : 0));
+        growing_dy[i] = (uint16_t)(0x3e80 + i % 199 + (i % 7 < 3 ? 0x8000 : 0));
+    }
+    for (i = 0; i < COUNT(growing_w); i++) growing_w[i] = (float)(i % 101) / 64 - 0.75f;
+    for (call = 0; call < GROWING_CALLS; call++) {
+        size_t before = kept.size, told, used, k;
+        memset(plain, 0, bytes);
+        growing_call(call, plain, NULL);
+        for (fails = 0; fails < 2; fails++) {
+            w = kept;
+            w.data = NULL; w.size = 0;
+            exec.grows = &w;
+            memset(y, 0, bytes);
+            fail_at_call(fails);
+            alloc_fails_on = 1;
+            told = growing_call(call, y, &exec);
+            CHECK_MSG(memcmp(y, plain, bytes) == 0, "call %d, no memory %d: other bits", call, fails);
+            CHECK_MSG(fails ? w.size == 0 && !w.data : w.size > 1000 && w.size <= (call == 1 ? 3 : 1) * (told + 128),
+                "call %d, no memory %d: %lu bytes of %lu", call, fails, (unsigned long)w.size, (unsigned long)told);
+            for (used = 0, k = 0; k < w.size; k++) used += ((unsigned char*)w.data)[k] != 0xa5;
+            CHECK_MSG(fails || used > w.size / 8, "call %d: %lu bytes of %lu are used", call, (unsigned long)used,
+                (unsigned long)w.size);
+            amp_workspace_free(&w);
+            CHECK(w.size == 0 && !w.data);
+        }
+        fail_at_call(0);
+        alloc_fails_on = 0;
+        exec.grows = &kept;
+        memset(y, 0, bytes);
+        growing_call(call, y, &exec);
+        CHECK(kept.size >= before && memcmp(y, plain, bytes) == 0);
+        fail_at_call(0);
+        growing_call(call, y, &exec);
+        CHECK_MSG(alloc_calls == 0, "call %d takes memory again", call);
+    }
+    amp_workspace_free(&kept);
+    amp_workspace_free(&kept);
+    amp_workspace_free(NULL);
+    memset(&w, 0, sizeof w);           /* malloc's memory; then a backend's */
+    for (i = 0; i < 2; i++) {
+        w.backend = i ? amp_cpu_backend() : NULL;
+        exec.grows = &w;
+        growing_call(0, y, &exec);
+        CHECK(w.size > 0 && w.data);
+        amp_workspace_free(&w);
+    }
+    CHECK(alloc_live == 0 && alloc_wrong_frees == 0);
+}
+
 int main(int argc, char** argv) {
     TEST_BEGIN(argc, argv);
     int i;
@@ -323,5 +423,6 @@ int main(int argc, char** argv) {
     TEST(test_report);
     TEST(test_checkpoint_of_nothing);
     TEST(test_sizes_that_do_not_fit);
+    TEST(test_workspace_grows);
     TEST_END();
 }

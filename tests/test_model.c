@@ -1,5 +1,6 @@
 /* test_model.c - the graph: shapes, mistakes, types, casts, memory, and the gradients of whole models against a
    reference in double precision that is written here, shares no code with the library, and uses no memory twice. */
+#define AMP_BACKEND_API
 #include "small_model.h"
 #include <limits.h>
 #include <math.h>

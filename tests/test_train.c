@@ -1,5 +1,6 @@
 /* test_train.c - the training step: learning at every level, skipped steps that leave no trace, accumulation, replay, ranks,
    evaluation, dropout, and the same bits whatever runs beside it. */
+#define AMP_BACKEND_API
 #include "small_model.h"
 #include <math.h>
 

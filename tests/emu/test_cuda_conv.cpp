@@ -283,6 +283,31 @@ static void test_workspace() {
         }
 }
 
+/* A workspace that grows in the device's memory gives the bits of one that was large enough. */
+static void test_workspace_grows() {
+    static const int LONG[14] = { 2, 4, 16, 16, 3, 3, 3, 1, 1, 1, 1, 1, 1, 1 };
+    Conv c(shape_of(LONG), { AMP_F16, AMP_F16, AMP_F32 }, WHOLE);
+    amp_workspace grows = {};
+    grows.backend = cuda;
+    Bytes results[2][2];
+    for (int i = 0; i < 2; i++) {
+        amp_exec e = quiet_exec();
+        Workspace w(&e, i ? 0 : cuda->conv2d_workspace(&c.shape));
+        if (i) e.grows = &grows;
+        c.dw.upload();
+        c.dx.upload();
+        const long before = launches();
+        CHECK(c.backward(7, 0, &e) == AMP_OK);
+        CHECK(i == 0 || (grows.size > 0 && grows.size <= cuda->conv2d_workspace(&c.shape)));
+        CHECK(launches() > before);
+        results[i][0] = c.dx.download();
+        results[i][1] = c.dw.download();
+    }
+    CHECK(results[0][0] == results[1][0] && results[0][1] == results[1][1]);
+    amp_workspace_free(&grows);
+    CHECK(!grows.data && grows.size == 0);
+}
+
 /* Enough pixels that the parts of db's sums meet in the workspace: one launch more. */
 static void test_many_pixels() {
     static const int MANY[14] = { 3, 1, 150, 152, 2, 1, 1, 1, 1, 0, 0, 1, 1, 1 };
@@ -732,6 +757,7 @@ int main(int argc, char** argv) {
     TEST(test_special_values);
     TEST(test_phases);
     TEST(test_workspace);
+    TEST(test_workspace_grows);
     TEST(test_many_pixels);
     TEST(test_plain_kernels);
     TEST(test_error_bound);

@@ -1415,28 +1415,33 @@ static void test_accumulate_dx() {
     }
 }
 /* The statistics that backward computes are those that forward would have saved; they take their
-   part of the workspace. */
+   part of the workspace, given or grown. */
 static void test_layer_norm_without_statistics() {
     for (size_t rows : { 2, 70, 200 }) {
         const size_t d = 77, bytes = amp_cuda_backend()->layer_norm_workspace(rows, d);
         Tensor x(AMP_F16, rows * d), dy(AMP_F16, rows * d), y(AMP_F16, rows * d);
         Tensor mean(AMP_F32, rows), invstd(AMP_F32, rows);
-        Bytes results[2][3];
+        Bytes results[3][3];
         fill_rows(x, d);
         dy.fill(ordinary);
         const amp_ref xr = amp_ref_of(x.dev, AMP_F16), dyr = amp_ref_of(dy.dev, AMP_F16);
         CHECK(amp_cuda_backend()->layer_norm_forward(xr, AMP_NONE, AMP_NONE, 0.01f, mean.floats(), invstd.floats(),
             amp_ref_of(y.dev, AMP_F16), rows, d, nullptr) == AMP_OK);
-        for (int anew : { 0, 1 }) {
+        for (int anew : { 0, 1, 2 }) {
             Tensor dx(AMP_F16, rows * d), dgamma(AMP_F32, d), dbeta(AMP_BF16, d);
             amp_exec exec = quiet_exec();
-            Workspace w(&exec, bytes, 4);
+            Workspace w(&exec, anew < 2 ? bytes : 0, 4);
+            amp_workspace grows = {};
+            grows.backend = amp_cuda_backend();
+            if (anew == 2) exec.grows = &grows;
             CHECK(amp_cuda_backend()->layer_norm_backward(dyr, xr, AMP_NONE, 0.01f, anew ? nullptr : mean.floats(),
                 invstd.floats(), amp_ref_of(dx.dev, AMP_F16), amp_f32(dgamma.floats()),
                 amp_ref_of(dbeta.dev, AMP_BF16), 0, rows, d, &exec) == AMP_OK);
+            CHECK(grows.size == (anew == 2 ? bytes : 0));
+            amp_workspace_free(&grows);
             results[anew][0] = dx.get(); results[anew][1] = dgamma.get(); results[anew][2] = dbeta.get();
         }
-        for (int i = 0; i < 3; i++) CHECK_MSG(results[0][i] == results[1][i], "%zu rows, %d", rows, i);
+        for (int i = 0; i < 3; i++) CHECK_MSG(results[0][i] == results[1][i] && results[0][i] == results[2][i], "%zu rows, %d", rows, i);
     }
 }
 /* As test_cross_entropy_rows_apart of test_ops.c: losses and gradients of the rows that count are those

@@ -24,7 +24,7 @@ def check(holds, what):
         print("failed:", what)
 
 
-text = subprocess.run([cc, "-E", "-P", "-std=c99", "-x", "c", "-"], input='#include "amp.h"\n', cwd=root,
+text = subprocess.run([cc, "-E", "-P", "-std=c99", "-x", "c", "-"], input='#define AMP_BACKEND_API\n#include "amp.h"\n', cwd=root,
                       capture_output=True, text=True, check=True).stdout
 ffi = FFI()
 ffi.cdef(text[text.index("typedef enum amp_result"):])
