@@ -30,5 +30,5 @@ if [ "$(uname -m)" = x86_64 ]; then
     $CC -std=c99 -O2 -c $out/one.c -o $out/one.o || exit 1
     row "amp.h: machine code, bytes" "$(size $out/one.o | awk 'NR == 2 { print $1 }')" 430500
 fi
-row "README.md: words" "$(wc -w < README.md)" 2737
+row "README.md: words" "$(wc -w < README.md)" 2600
 [ $failed = 0 ] || { echo "$failed above their budget"; exit 1; }

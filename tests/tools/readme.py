@@ -202,6 +202,6 @@ if not os.path.exists(DIFF) or read(DIFF) != diff()[0]:
 if check and behind: sys.exit("behind examples/ or tests/bench/results, run tests/tools/readme.py: " + ", ".join(behind))
 text = read("README.md")
 if shown(text): sys.exit("README.md shows lines that are not in %s:\n%s" % (DIFF, "\n".join(shown(text))))
-if "by %d lines" % changed() not in text: sys.exit("README.md: own_loop_fp32.c becomes own_loop.c by %d lines" % changed())
+if "%d changed lines" % changed() not in text: sys.exit("README.md: %d changed lines turn own_loop_fp32.c into own_loop.c" % changed())
 for claim in claims():
     if claim not in text: sys.exit("README.md: " + claim)
