@@ -11019,13 +11019,15 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
 /* A stretch of the arena in use from time `first` to `last`. Node i runs forward at time i,
    backward at 2*nodes-1-i. */
 typedef struct ampi_live_range {
-    size_t bytes, offset;
+    size_t bytes;      /* 0 = not in use */
+    size_t offset;     /* in the arena, in bytes */
     int first, last;
-    struct ampi_live_range* home;  /* of a copy, while planning */
+    struct ampi_live_range* home;  /* while planning: the node's live range of which this is a
+                                      copy */
 } ampi_live_range;
 
-/* A node's value, its gradient, and its contributions to inputs' gradients where another node's is
-   the first. */
+/* The live ranges of a node: its value and the value's gradient. SUMMAND + j: what it adds to the
+   gradient of input j, where another node has written that. */
 enum { AMPI_LIVE_DATA, AMPI_LIVE_GRAD, AMPI_LIVE_SUMMAND,
         AMPI_LIVE_RANGES = AMPI_LIVE_SUMMAND + 2 };
 
@@ -11035,42 +11037,46 @@ typedef struct ampi_node {
     const ampi_op_row* row;  /* of its operator */
     struct ampi_node *prev, *next;  /* in the order of execution: layers as built, a cast before its
                                        first reader */
-    struct ampi_node* skip;         /* an earlier layer, see ampi_nth */
-    int number, time;  /* in the order of building (layers alone); in that of execution */
-    uint32_t tag;      /* in its value, see ampi_node_tag */
-    struct ampi_node *inputs[2], *reads[2];  /* as built; whose memory is read: behind flatten, or a
-                                                cast */
-    int input_count;
-    size_t features;  /* elements of its value per sample */
+    struct ampi_node* skip;  /* an earlier layer, see ampi_nth */
+    int number;              /* in the order of building; AMPI_NONE for a cast */
+    int time;                /* in the order of execution, see ampi_live_range */
+    uint32_t tag;            /* in its value, see ampi_node_tag */
+    struct ampi_node* inputs[2];  /* as built */
+    struct ampi_node* reads[2];   /* whose memory it reads: behind flatten, or a cast */
+    int input_count;              /* of both */
+    size_t features;              /* elements of its value per sample */
     amp_dtype region_dtype, pin_dtype;  /* of the innermost region, and of amp_pin; 0 = none */
-    int weight, bias;           /* numbers of the parameters, or AMPI_NONE */
-    int group, index;           /* optimizer group; running number of an input or a loss */
-    int blamed;                 /* the logger was told that inf or NaN began here */
+    int weight, bias;        /* numbers of the parameters, or AMPI_NONE */
+    int group;               /* of the optimizer, for its parameters */
+    int index;               /* running number of an input or a loss */
+    int blamed;              /* 1 = the logger was told that inf or NaN began here */
     /* what the operator needs */
-    amp_init init;
-    size_t fan_in, fan_out;
+    amp_init init;           /* how its weights start */
+    size_t fan_in, fan_out;  /* products in an element of its output, and of the input's gradient */
     amp_conv2d_shape conv;
     amp_pool2d_shape pool;
-    amp_batch_norm_shape norm;  /* of a layer norm: eps */
-    float p, loss_weight, smoothing;
-    float *running, *stats;     /* norms: mean and variance, running and of the batch */
-    void* target;               /* of a loss */
-    amp_reading reading;        /* inputs; its constants lie with the backend, and here on the
-                                   host */
-    float* constants;
+    amp_batch_norm_shape norm;   /* of a layer norm: eps */
+    float p;                     /* dropout: the share of elements that become 0 */
+    float loss_weight, smoothing;
+    float *running, *stats;      /* norms: means, then variances; running, and of the batch */
+    void* target;                /* of a loss: labels or floats of the batch */
+    float* constants;            /* inputs: of `reading`, on the host; NULL = none */
+    amp_reading reading;         /* inputs: how they are read; its constants lie with the backend */
     /* what finalize finds */
-    int leads;                  /* 1 = a GRAY operator may be LOW before it */
-    int f32_bias;               /* 1 = a LOW product whose bias and result are FP32 */
-    amp_dtype visible, wanted;  /* the type that later layers' rules see; that in which all readers
-                                   read */
-    int users;                  /* how many reads[] name this node */
-    int on_loss_path, needs_grad; /* reaches a loss; has parameters behind it */
-    int wants_grad;             /* needs_grad, and one of them is not frozen in this step */
-    int grad_written;           /* while planning: a reader has written its gradient */
-    struct ampi_node* casts[2]; /* to BF16, to F16 */
+    int leads;                   /* 1 = a GRAY operator may be LOW before it */
+    int f32_bias;                /* 1 = a LOW product whose bias and result are FP32 */
+    amp_dtype visible;           /* the type that rules of later layers see */
+    amp_dtype wanted;            /* that in which all readers read; 0 = no reader */
+    int users;                   /* how many reads[] name this node */
+    int on_loss_path;            /* 1 = a loss depends on it */
+    int needs_grad;              /* 1 = it has a parameter, or depends on one */
+    int wants_grad;              /* needs_grad, and one of them is not frozen in this step */
+    int grad_written;            /* while planning: a reader has written its gradient */
+    struct ampi_node* casts[2];  /* of its value to BF16, to F16; or NULL */
     struct ampi_node *data_root, *grad_root;  /* owners of the memory of value and gradient */
     ampi_live_range live[AMPI_LIVE_RANGES];
-    void *data, *grad, *parts[2]; /* where the live ranges are; no part = the first contribution */
+    void *data, *grad;           /* value and gradient in the arena */
+    void* parts[2];              /* its summands, by input; NULL = it writes that gradient itself */
 } ampi_node;
 
 /* One run over the graph. */
@@ -11088,36 +11094,41 @@ typedef struct ampi_pass {
 
 /* One allocation of the model: in the backend's memory or, from AMPI_BLOCK_HOST on, on the host. */
 typedef struct ampi_allocation {
-    void* raw;
-    char* base;
-    size_t bytes, at;  /* at: where the next array begins */
+    void* raw;     /* as allocated */
+    char* base;    /* aligned; NULL while bytes are counted */
+    size_t bytes;  /* from base on */
+    size_t at;     /* where the next array begins */
 } ampi_allocation;
 enum {
-    AMPI_BLOCK_ARENA, AMPI_BLOCK_MASTERS, AMPI_BLOCK_LOW, AMPI_BLOCK_GRADS, AMPI_BLOCK_MOMENTS,
-        AMPI_BLOCK_RUNNING,
-    AMPI_BLOCK_RUNNING_SAVED, AMPI_BLOCK_HELD, AMPI_BLOCK_WORKSPACE,
-    AMPI_BLOCK_STEP,  /* statistics, targets and losses of a step */
+    AMPI_BLOCK_ARENA,    /* values and their gradients */
+    AMPI_BLOCK_MASTERS, AMPI_BLOCK_LOW, AMPI_BLOCK_GRADS, AMPI_BLOCK_MOMENTS,  /* of parameters */
+    AMPI_BLOCK_RUNNING,  /* statistics of batch norms */
+    AMPI_BLOCK_RUNNING_SAVED,  /* the same from before this step */
+    AMPI_BLOCK_HELD,     /* see amp_batch_norm_shape */
+    AMPI_BLOCK_WORKSPACE,
+    AMPI_BLOCK_STEP,     /* statistics, targets and losses of a step */
     AMPI_BLOCK_HOST, AMPI_BLOCK_COUNT
 };
 
 struct amp_model {
-    amp_model_desc desc;
+    amp_model_desc desc;          /* the user's, with defaults; it points at copies */
     amp_policy policy;
-    amp_comm comm;
-    amp_scaler_desc scaler_desc;  /* copies of what the user's desc points at */
-    amp_param_group groups[AMP_MAX_GROUPS];
+    amp_comm comm;                /* size 1 = alone */
+    amp_scaler_desc scaler_desc;  /* the copy of what desc.scaler pointed at */
+    amp_param_group groups[AMP_MAX_GROUPS];  /* of what desc.optimizer.groups did */
     const amp_backend* backend;
-    amp_exec exec;
+    amp_exec exec;                /* of every call of the backend */
     amp_logger op_logger;         /* keeps an operator's sentence and passes it on */
-    char error[512];
+    char error[512];              /* the sentence of the last error */
     amp_result build_result;      /* the first mistake of the graph */
     amp_logger draft_logger;      /* for mistakes of the draft, see ampi_draft_refused */
-    amp_exec draft_exec;
-    amp_dtype regions[AMP_MAX_REGIONS];
+    amp_exec draft_exec;          /* for operators that check the draft's shape */
+    amp_dtype regions[AMP_MAX_REGIONS];  /* that are open, the innermost last */
     int region_count;
     ampi_node draft;              /* of the layer that is being built */
     ampi_node *first, *last;      /* in the order of execution */
-    int layer_count, input_count, loss_count, param_count, moments;
+    int layer_count, input_count, loss_count, param_count;
+    int moments;                  /* per weight: 0 to 2 */
     unsigned op_counts[AMP_OP_COUNT];  /* layers of each operator */
     ampi_node *inputs[AMP_MAX_INPUTS], *losses[AMP_MAX_LOSSES];
     ampi_allocation blocks[AMPI_BLOCK_COUNT];
@@ -11127,9 +11138,9 @@ struct amp_model {
     unsigned char* held;          /* of all batch norms, see amp_batch_norm_shape, on the host */
     float* rows;                  /* logits on the host, see ampi_rows_at_once */
     amp_training training;
-    ampi_pass pass;
-    int stale;                    /* steps were made since it was last read */
-    int stepped;
+    ampi_pass pass;               /* the current one */
+    int stale;                    /* steps were made since `training` was last read */
+    int stepped;                  /* a step was made */
     int finalized;
     int micro;                    /* micro-batches of the current step already done */
     int labels_known;             /* labels were looked at, see ampi_doubt_labels */
@@ -11138,7 +11149,7 @@ struct amp_model {
     int saved;                    /* running statistics from before this step exist */
     char trouble[sizeof ((amp_step_info*)0)->message];  /* what went wrong in this step's forward
                                                            pass; or "" */
-    const ampi_node* suspect;     /* where */
+    const ampi_node* suspect;     /* where it did */
 };
 
 /* Of model m: each node; function f of the backend. */
@@ -11197,23 +11208,26 @@ AMPI_FN amp_value ampi_no_value(void) { amp_value v = { 0, 0 }; return v; }
 /* --- memory --- */
 AMPI_FN size_t ampi_align(size_t n) { return ampi_round_up(n, AMPI_ALIGN); }
 
-/* A block's counted bytes, zeroed and aligned to a cache line; no block for 0 bytes. */
+/* Allocates the bytes that were counted for block `which`, zeroed and aligned to a cache line; no
+   block for 0 bytes. */
 AMPI_FN amp_result ampi_block_alloc(amp_model* m, int which) {
     const int on_host = which >= AMPI_BLOCK_HOST;
     ampi_allocation* b = &m->blocks[which];
-    size_t room;
+    size_t room;  /* and the bytes that alignment may skip */
     b->bytes = b->at;
     b->at = 0;
     if (b->bytes == 0) return AMP_OK;
+
     AMPI_REFUSE(!ampi_add_size(b->bytes, AMPI_ALIGN, &room), AMP_ERR_MEMORY,
-        "model: a block of %llu bytes does not " "fit memory", (ampi_ull)b->bytes);
+        "model: a block of %llu bytes does not fit memory", (ampi_ull)b->bytes);
     b->raw = (on_host ? ampi_alloc : m->backend->alloc)(room, &m->desc.allocator);
     AMPI_REFUSE(!b->raw, AMP_ERR_MEMORY, "model: out of memory, %llu bytes wanted", (ampi_ull)room);
-    b->base = (char*)b->raw + (AMPI_ALIGN - (size_t)((uintptr_t)b->raw % AMPI_ALIGN)) % AMPI_ALIGN;
+    b->base = (char*)ampi_align64(b->raw);
     return on_host ? ampi_cpu_zero(b->base, b->bytes, NULL) : ampi_run(zero, b->base, b->bytes);
 }
 
-/* The next `bytes` of a block; NULL while sizes are counted. No allocation gives SIZE_MAX bytes. */
+/* The next `bytes` of block `which`; NULL while sizes are counted. A sum beyond size_t becomes
+   SIZE_MAX, which ampi_block_alloc refuses. */
 AMPI_FN void* ampi_block_take(amp_model* m, int which, size_t bytes) {
     ampi_allocation* b = &m->blocks[which];
     void* p = b->base ? b->base + b->at : NULL;
@@ -11237,33 +11251,39 @@ AMPI_FN int ampi_backend_is_whole(const amp_backend* b) {
     return b->name != NULL;
 }
 
-/* Refuses a desc of a model that is out of range or contradicts itself. */
+/* Refuses a desc of a model that is out of range or contradicts itself, and a policy that is not
+   valid; else makes m->policy from the desc. */
 AMPI_FN amp_result ampi_model_check_desc(amp_model* m) {
     const amp_model_desc* d = &m->desc;
+    const amp_logger* logger = &m->op_logger;
     const amp_comm* c = d->comm;
     const int groups = d->optimizer.group_count;
-    AMPI_REFUSE(d->batch < 1, AMP_ERR_DESC, "model: batch is %d, at least 1 is needed", d->batch);
-    AMPI_REFUSE(!ampi_is_compute_dtype(d->grad_dtype), AMP_ERR_DESC,
-        "model: grad_dtype is %s (%d), it must be f32, "
-        "f16 or bf16", amp_dtype_name(d->grad_dtype), (int)d->grad_dtype);
-    AMPI_REFUSE(d->accumulate < 0 || d->max_replays < 0, AMP_ERR_DESC,
-        "model: accumulate is %d and max_replays %d, "
-        "none may be below 0", d->accumulate, d->max_replays);
-    AMPI_REFUSE(d->max_replays > 0 && d->accumulate > 1, AMP_ERR_DESC,
-        "model: max_replays needs accumulate = 1, whose " "batch is still there");
-    AMPI_REFUSE(d->sums != AMP_SUMS_FIXED && d->sums != AMP_SUMS_FAST, AMP_ERR_DESC,
+    AMPI_REFUSE_DESC(d->batch < 1, "model: batch is %d, at least 1 is needed", d->batch);
+    AMPI_REFUSE_DESC(!ampi_is_compute_dtype(d->grad_dtype),
+        "model: grad_dtype is %s (%d), it must be f32, f16 or bf16", amp_dtype_name(d->grad_dtype),
+        (int)d->grad_dtype);
+    AMPI_REFUSE_DESC(d->accumulate < 0 || d->max_replays < 0,
+        "model: accumulate is %d and max_replays %d, none may be below 0", d->accumulate,
+        d->max_replays);
+    AMPI_REFUSE_DESC(d->max_replays > 0 && d->accumulate > 1,
+        "model: max_replays needs accumulate = 1, whose batch is still there");
+    AMPI_REFUSE_DESC(d->sums != AMP_SUMS_FIXED && d->sums != AMP_SUMS_FAST,
         "model: sums is %d, not AMP_SUMS_FIXED or AMP_SUMS_FAST", (int)d->sums);
-    AMPI_REFUSE(!ampi_backend_is_whole(m->backend), AMP_ERR_DESC,
-        "model: backend lacks its name, or a function that " "the CPU's has");
-    AMPI_REFUSE(c && (!c->all_reduce_sum || c->rank < 0 || c->rank >= c->size), AMP_ERR_DESC,
+    AMPI_REFUSE_DESC(!ampi_backend_is_whole(m->backend),
+        "model: backend lacks its name, or a function that the CPU's has");
+    AMPI_REFUSE_DESC(c && (!c->all_reduce_sum || c->rank < 0 || c->rank >= c->size),
         "model: comm needs all_reduce_sum, size >= 1 and a rank below size");
-    AMPI_REFUSE(groups < 0 || groups > AMP_MAX_GROUPS || (groups > 0 && !d->optimizer.groups),
-        AMP_ERR_DESC, "model: optimizer.group_count %d must lie in 0..%d, with groups given",
-        groups, AMP_MAX_GROUPS);
-    return AMP_OK;
+    AMPI_REFUSE_DESC(groups < 0 || groups > AMP_MAX_GROUPS || (groups > 0 && !d->optimizer.groups),
+        "model: optimizer.group_count %d must lie in 0..%d, with groups given", groups,
+        AMP_MAX_GROUPS);
+
+    if (!d->policy) return amp_policy_init(&m->policy, &d->precision);
+    m->policy = *d->policy;
+    return ampi_policy_check(&m->policy, logger);
 }
 
-/* What the desc points at may be gone afterwards, so what is needed later is copied. */
+/* Makes an empty model of a valid desc. What the desc points at may be gone afterwards, so what is
+   needed later is copied. */
 AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc) {
     const amp_logger* logger = desc ? &desc->logger : NULL;
     if (out) *out = NULL;
@@ -11273,6 +11293,8 @@ AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc)
         "model: allocator needs both alloc and free, or neither");
     amp_model* m = (amp_model*)ampi_alloc(sizeof *m, &desc->allocator);
     AMPI_REFUSE_CALL(!m, AMP_ERR_MEMORY, "amp_model_create: out of memory");
+
+    /* All parts speak through the model, which keeps their sentences. */
     AMPI_CLEAR(*m);
     amp_model_desc* d = &m->desc;
     *d = *desc;
@@ -11284,13 +11306,12 @@ AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc)
     m->exec.logger = d->precision.logger = d->optimizer.logger = &m->op_logger;
     m->exec.sums = desc->sums;
     m->draft_exec.logger = &m->draft_logger;
+
     amp_result r = ampi_model_check_desc(m);
-    if (desc->policy) m->policy = *desc->policy;
-    if (r == AMP_OK && desc->policy) r = ampi_policy_check(&m->policy, &m->op_logger);
-    else if (r == AMP_OK) r = amp_policy_init(&m->policy, &d->precision);
     if (r == AMP_OK && m->backend->open)
         r = m->backend->open(&m->exec, desc->backend_desc, &desc->allocator);
     if (r != AMP_OK) { ampi_free(m, &desc->allocator); return r; }
+
     m->comm.size = 1;
     if (d->comm) m->comm = *d->comm;
     if (d->scaler) { m->scaler_desc = *d->scaler; d->scaler = &m->scaler_desc; }
@@ -11301,18 +11322,20 @@ AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc)
     return AMP_OK;
 }
 
-/* Takes the model back to the graph as built. */
+/* Takes the model back to the graph as built: frees the blocks of memory and the casts. */
 AMPI_FN void ampi_unfinalize(amp_model* m) {
     if (m->finalized && m->param_count) ampi_run(training_close, &m->training);
+
     for (int i = 0; i < AMPI_BLOCK_COUNT; i++)
         if (m->blocks[i].raw)
             (i < AMPI_BLOCK_HOST ? m->backend->free : ampi_free)(m->blocks[i].raw,
                 &m->desc.allocator);
     AMPI_CLEAR(m->blocks);
+
     for (ampi_node *n = m->first, *next; n; n = next) {
         next = n->next;
         if (n->layer.op != AMPI_OP_CAST) continue;
-        n->prev->next = next;
+        n->prev->next = next;  /* a cast has layers on both sides */
         next->prev = n->prev;
         ampi_free(n, &m->desc.allocator);
     }
@@ -11322,6 +11345,7 @@ AMPI_FN void ampi_unfinalize(amp_model* m) {
 AMP_DEF void amp_model_destroy(amp_model* m) {
     if (!m) return;
     const amp_allocator* a = &m->desc.allocator;
+
     ampi_unfinalize(m);
     for (ampi_node *n = m->first, *next; n; n = next) {
         next = n->next;
@@ -11333,9 +11357,9 @@ AMP_DEF void amp_model_destroy(amp_model* m) {
 }
 
 /* --- building --- */
-/* A value is its node's number, from 1, and tag, a hash (FNV-1a) of what leads to the node: another
-   model's shows. */
-/* A hash of a node's operator, shape and inputs, which tells graphs apart in checkpoints. */
+/* A value is its node's number, from 1, and tag, a hash (FNV-1a) of what leads to the node: by it
+   the value of another model shows. */
+/* That hash: of a node's operator, shape and inputs' tags. */
 AMPI_FN uint32_t ampi_node_tag(const ampi_node* n) {
     const int own[] = { (int)n->layer.op, n->layer.channels, n->layer.height, n->layer.width };
     uint32_t inputs[] = { 0, 0, 0, 0 };  /* the last two carry the others up to the tag */
@@ -11343,8 +11367,8 @@ AMPI_FN uint32_t ampi_node_tag(const ampi_node* n) {
     return (uint32_t)(ampi_hash_words(ampi_hash_words(AMPI_HASH_START, own, 4), inputs, 4) >> 32);
 }
 
-/* Layer i of a skip list, or NULL: each has a pointer to the layer whose number lacks its lowest
-   bit. */
+/* Layer i, or NULL if there is none: in a skip list, where each layer points to the one whose
+   number lacks its lowest bit. */
 AMPI_FN ampi_node* ampi_nth(const amp_model* m, int i) {
     ampi_node* n = i < 0 || i >= m->layer_count ? NULL : m->last;
     while (n && n->number != i) n = (n->number & (n->number - 1)) >= i ? n->skip : n->prev;
@@ -11404,20 +11428,17 @@ AMPI_FN ampi_node* ampi_draft(amp_model* m, amp_op op, ampi_node* in) {
     return n;
 }
 
-/* The draft of a layer on x, or NULL if the graph has a mistake; desc NULL is one. */
-AMPI_FN ampi_node* ampi_draft_on(amp_model* m, amp_op op, amp_value x, const void* desc) {
+/* The draft of a layer on x, or NULL if the graph has a mistake. */
+AMPI_FN ampi_node* ampi_draft_on(amp_model* m, amp_op op, amp_value x) {
     ampi_node* in = ampi_node_of(m, x, amp_op_name(op));
-    if (!in) return NULL;
-    ampi_node* n = ampi_draft(m, op, in);
-    if (desc) return n;
-    ampi_fail(&m->draft_logger, AMP_ERR_DESC, "the desc is NULL");
-    return NULL;
+    return in ? ampi_draft(m, op, in) : NULL;
 }
 
-/* Declares n as that draft, or returns. */
-#define AMPI_DRAFT(n, ...) \
-    ampi_node* n = ampi_draft_on(m, __VA_ARGS__); \
+/* Declares n as that draft, or returns no value. */
+#define AMPI_DRAFT(n, op, x) \
+    ampi_node* n = ampi_draft_on(m, op, x); \
     if (!n) return ampi_no_value()
+#define AMPI_REFUSE_NULL_DESC(d) AMPI_REFUSE_LAYER(!(d), AMP_ERR_DESC, "the desc is NULL")
 /* Records a mistake of the layer at hand if *x is negative, not finite or above `limit`; building
    goes on, and finalize returns the mistake. */
 AMPI_FN void ampi_draft_range(amp_model* m, const char* what, const float* x, float limit) {
@@ -11442,7 +11463,8 @@ AMPI_FN int ampi_shape_fits(const amp_model* m, int c, int h, int w) {
                && ampi_mul_size(n, (size_t)m->desc.batch, &n) && n <= SIZE_MAX / 64;
 }
 
-/* Makes the draft a layer of the current region with a name: "conv2d3" is the third convolution. */
+/* Makes the draft a layer of the graph, in the innermost region and with a name: "conv2d3" is the
+   third convolution. No value after a mistake, an earlier one of this draft too. */
 AMPI_FN amp_value ampi_layer_add(amp_model* m) {
     ampi_node* n = &m->draft;
     amp_layer* l = &n->layer;
@@ -11452,6 +11474,7 @@ AMPI_FN amp_value ampi_layer_add(amp_model* m) {
             "nothing can be built on a loss");
     AMPI_REFUSE_LAYER(!ampi_shape_fits(m, l->channels, l->height, l->width), AMP_ERR_SHAPE,
         "its output %dx%dx%d is too large", l->channels, l->height, l->width);
+
     if (m->region_count) n->region_dtype = m->regions[m->region_count - 1];
     n->features = (size_t)l->channels * (size_t)l->height * (size_t)l->width;
     n->tag = ampi_node_tag(n);
@@ -11459,6 +11482,7 @@ AMPI_FN amp_value ampi_layer_add(amp_model* m) {
     n->number = m->layer_count;
     n->skip = ampi_nth(m, n->number & (n->number - 1));
     n->prev = m->last;
+
     n = ampi_node_new(m);
     if (!n) { m->build_result = AMP_ERR_MEMORY; return ampi_no_value(); }
     if (m->last) m->last->next = n;
@@ -11482,38 +11506,47 @@ AMPI_FN amp_value ampi_layer_add_params(amp_model* m, int no_bias, amp_init init
     return ampi_layer_add(m);
 }
 
+/* Keeps an input's constants on the host: the mean of each channel, then the std of each, 0 and 1
+   where d has none. The caller frees them if they are not valid. */
+AMPI_FN amp_result ampi_keep_constants(amp_model* m, const amp_input_desc* d) {
+    const amp_logger* logger = &m->draft_logger;
+    const size_t channels = (size_t)d->channels;
+    float* constants;
+    if (!d->mean && !d->std) return AMP_OK;
+
+    constants = (float*)ampi_alloc(channels * 2 * sizeof *constants, &m->desc.allocator);
+    AMPI_REFUSE_CALL(!constants, AMP_ERR_MEMORY, "out of memory");
+    m->draft.constants = constants;
+    for (size_t c = 0; c < channels; c++) {
+        const float mean = d->mean ? d->mean[c] : 0.0f, std = d->std ? d->std[c] : 1.0f;
+        AMPI_REFUSE_DESC(!ampi_has_finite_bits(&mean) || std == 0.0f
+            || !ampi_in_range(&std, 0.0f, AMPI_FLT_MAX),
+            "mean and std of channel %d must be finite, and std above 0", (int)c);
+        constants[c] = mean;
+        constants[channels + c] = std;
+    }
+    return AMP_OK;
+}
+
 /* Adds an input, if its sizes, scale, mean and std are valid. */
 AMP_DEF amp_value amp_input_with(amp_model* m, const amp_input_desc* d) {
     if (!ampi_can_build(m, "input")) return ampi_no_value();
     ampi_node* n = ampi_draft(m, AMP_OP_INPUT, NULL);
-    AMPI_REFUSE_LAYER(!d, AMP_ERR_DESC, "the desc is NULL");
+    AMPI_REFUSE_NULL_DESC(d);
     AMPI_REFUSE_LAYER(m->input_count == AMP_MAX_INPUTS, AMP_ERR_SHAPE,
         "a model has at most %d inputs", AMP_MAX_INPUTS);
     AMPI_REFUSE_LAYER(!ampi_shape_fits(m, d->channels, d->height, d->width), AMP_ERR_SHAPE,
-        "%d x %d x %d for a batch " "of %d is not a size that can be had", d->channels, d->height,
+        "%d x %d x %d for a batch of %d is not a size that can be had", d->channels, d->height,
         d->width, m->desc.batch);
-    ampi_draft_range(m, "scale", &d->scale, AMPI_FLT_MAX);
-    if (d->mean || d->std) {
-        for (int c = 0; c < d->channels; c++)
-            AMPI_REFUSE_LAYER((d->mean && !ampi_has_finite_bits(&d->mean[c]))
-                || (d->std && (d->std[c] == 0.0f || !ampi_in_range(&d->std[c], 0.0f,
-                AMPI_FLT_MAX))), AMP_ERR_DESC, "mean and std of channel %d must be "
-                "finite, and std above 0", c);
-    }
-    const size_t count = (size_t)d->channels;
+
     ampi_set_shape(n, d->channels, d->height, d->width);
-    n->reading.channels = count;
+    n->reading.channels = (size_t)d->channels;
     n->reading.pixels = (size_t)d->height * (size_t)d->width;
     n->reading.scale = d->scale;
     n->index = m->input_count;
-    if (d->mean || d->std) {
-        n->constants = (float*)ampi_alloc(count * 2 * sizeof(float), &m->desc.allocator);
-        AMPI_REFUSE_LAYER(!n->constants, AMP_ERR_MEMORY, "out of memory");
-        for (size_t c = 0; c < count; c++) {
-            n->constants[c] = d->mean ? d->mean[c] : 0.0f;
-            n->constants[count + c] = d->std ? d->std[c] : 1.0f;
-        }
-    }
+    ampi_draft_range(m, "scale", &d->scale, AMPI_FLT_MAX);
+    ampi_keep_constants(m, d);
+
     const amp_value v = ampi_layer_add(m);
     if (v.id) m->inputs[m->input_count++] = m->last;
     else ampi_free(n->constants, &m->desc.allocator);
@@ -11526,7 +11559,7 @@ AMP_DEF amp_value amp_input(amp_model* m, int channels, int height, int width) {
 }
 
 #define AMPI_UNARY(OP, name) AMP_DEF amp_value amp_##name(amp_model* m, amp_value x) { \
-    return ampi_draft_on(m, AMP_OP_##OP, x, m) ? ampi_layer_add(m) : ampi_no_value(); }
+    return ampi_draft_on(m, AMP_OP_##OP, x) ? ampi_layer_add(m) : ampi_no_value(); }
 #define AMPI_X(NAME, name, ...) AMPI_UNARY(NAME, name)
 AMP_ACTIVATION_LIST(AMPI_X)
 #undef AMPI_X
@@ -11534,21 +11567,22 @@ AMPI_UNARY(SOFTMAX, softmax)
 
 /* Refuses a probability outside of [0,1). */
 AMP_DEF amp_value amp_dropout(amp_model* m, amp_value x, float p) {
-    AMPI_DRAFT(n, AMP_OP_DROPOUT, x, m);
+    AMPI_DRAFT(n, AMP_OP_DROPOUT, x);
     ampi_draft_range(m, "probability", &p, AMPI_BELOW_ONE);
     n->p = p;
     return ampi_layer_add(m);
 }
 
 AMP_DEF amp_value amp_flatten(amp_model* m, amp_value x) {
-    AMPI_DRAFT(n, AMP_OP_FLATTEN, x, m);
+    AMPI_DRAFT(n, AMP_OP_FLATTEN, x);
     ampi_set_shape(n, (int)n->features, 1, 1);
     return ampi_layer_add(m);
 }
 
 /* Adds a dense layer over all features of x. */
 AMP_DEF amp_value amp_linear_with(amp_model* m, amp_value x, const amp_linear_desc* d) {
-    AMPI_DRAFT(n, AMP_OP_LINEAR, x, d);
+    AMPI_DRAFT(n, AMP_OP_LINEAR, x);
+    AMPI_REFUSE_NULL_DESC(d);
     AMPI_REFUSE_LAYER(!ampi_shape_fits(m, d->out_features, 1, 1)
         || n->features > SIZE_MAX / 64 / (size_t)d->out_features, AMP_ERR_DESC,
         "%d outputs from %llu inputs is not a size that can be had", d->out_features,
@@ -11562,26 +11596,27 @@ AMP_DEF amp_value amp_linear(amp_model* m, amp_value x, int out_features) {
     return amp_linear_with(m, x, &d);
 }
 
-/* The first field that is not 0, or the value that 0 stands for. */
-AMPI_FN int ampi_or(int field, int general, int value) {
-    return field ? field : general ? general : value;
+/* The first of two fields that is not 0, or the value that 0 stands for. */
+AMPI_FN int ampi_first_set(int field, int general, int fallback) {
+    return field ? field : general ? general : fallback;
 }
 
-/* A desc's height and width of a window. */
+/* A field of desc d for both axes, height and width: `field`_h and `field`_w where they are set,
+   else `field`, else h and w. */
 #define AMPI_SIDES(field, h, w) \
-    ampi_or(d->field##_h, d->field, h), ampi_or(d->field##_w, d->field, w)
+    ampi_first_set(d->field##_h, d->field, h), ampi_first_set(d->field##_w, d->field, w)
 
-/* Adds a convolution, if its shape is valid. */
+/* Adds a convolution, if its shape is valid: a refusal of amp_conv2d_output becomes the graph's. */
 AMP_DEF amp_value amp_conv2d_with(amp_model* m, amp_value x, const amp_conv2d_desc* d) {
-    AMPI_DRAFT(n, AMP_OP_CONV2D, x, d);
+    AMPI_DRAFT(n, AMP_OP_CONV2D, x);
+    AMPI_REFUSE_NULL_DESC(d);
     const amp_conv2d_shape s = {
         m->desc.batch, n->layer.channels, n->layer.height, n->layer.width, d->out_channels,
             AMPI_SIDES(kernel, 0, 0),
         AMPI_SIDES(stride, 1, 1), AMPI_SIDES(pad, 0, 0), AMPI_SIDES(dilation, 1, 1),
-            ampi_or(d->groups, 1, 0), d->pad_end_h, d->pad_end_w
+            d->groups ? d->groups : 1, d->pad_end_h, d->pad_end_w
     };
-    if (amp_conv2d_output(&s, &n->layer.height, &n->layer.width, &m->draft_exec) != AMP_OK)
-        return ampi_no_value();
+    amp_conv2d_output(&s, &n->layer.height, &n->layer.width, &m->draft_exec);
     n->conv = s;
     n->layer.channels = s.out_channels;
     const size_t area = (size_t)s.kernel_h * (size_t)s.kernel_w;
@@ -11601,9 +11636,10 @@ AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, int out_channels, int ke
     return amp_conv2d_with(m, x, &d);
 }
 
-/* Adds a pool, if its shape is valid. */
+/* Adds a pool, if its shape is valid: a refusal of amp_pool2d_output becomes the graph's. */
 AMP_DEF amp_value amp_pool2d_with(amp_model* m, amp_value x, const amp_pool2d_desc* d) {
-    AMPI_DRAFT(n, d && d->kind == AMP_POOL_AVERAGE ? AMP_OP_AVG_POOL2D : AMP_OP_MAX_POOL2D, x, d);
+    AMPI_DRAFT(n, d && d->kind == AMP_POOL_AVERAGE ? AMP_OP_AVG_POOL2D : AMP_OP_MAX_POOL2D, x);
+    AMPI_REFUSE_NULL_DESC(d);
     const int kernel[] = { AMPI_SIDES(kernel, 0, 0) };
     const amp_pool2d_shape s = {
         d->kind, m->desc.batch, n->layer.channels, n->layer.height, n->layer.width, kernel[0],
@@ -11637,10 +11673,10 @@ AMP_DEF amp_value amp_global_avg_pool2d(amp_model* m, amp_value x) {
         : ampi_no_value();
 }
 
-/* Adds a batch norm over channels or a layer norm over all features. */
+/* Adds a batch norm over channels or a layer norm over all features; desc NULL: all defaults. */
 AMPI_FN amp_value ampi_norm(amp_model* m, amp_op op, amp_value x, const amp_norm_desc* desc) {
     const amp_norm_desc defaults = { 0.0f, 0.0f, 0 }, *d = desc ? desc : &defaults;
-    AMPI_DRAFT(n, op, x, d);
+    AMPI_DRAFT(n, op, x);
     const amp_batch_norm_shape s = { m->desc.batch, n->layer.channels,
         n->layer.height * n->layer.width, d->eps, d->momentum, d->frozen != 0, NULL };
     ampi_draft_range(m, "eps", &d->eps, AMPI_BELOW_ONE);
@@ -11650,13 +11686,14 @@ AMPI_FN amp_value ampi_norm(amp_model* m, amp_op op, amp_value x, const amp_norm
     return ampi_layer_add_params(m, 0, AMP_INIT_ZERO, 1, 1);
 }
 
-/* Two inputs of one height and width, whose channels are equal or follow each other. */
+/* Adds a sum of x and y, whose shapes are equal, or a concat, where the channels of y follow those
+   of x. */
 AMPI_FN amp_value ampi_pair(amp_model* m, amp_op op, amp_value x, amp_value y) {
-    ampi_node *n = ampi_draft_on(m, op, x, m), *second = ampi_node_of(m, y, amp_op_name(op));
+    ampi_node *n = ampi_draft_on(m, op, x), *second = ampi_node_of(m, y, amp_op_name(op));
     if (!n || !second) return ampi_no_value();
     amp_layer *a = &n->layer, *b = &second->layer;
-    const int fits = op == AMP_OP_ADD ? a->channels == b->channels : a->channels <= 0x7fffffff
-        - b->channels;
+    const int fits = op == AMP_OP_ADD ? a->channels == b->channels
+        : a->channels <= INT32_MAX - b->channels;
     AMPI_REFUSE_LAYER(!fits || a->height != b->height || a->width != b->width, AMP_ERR_SHAPE,
         "%dx%dx%d does not fit %dx%dx%d of '%s'", a->channels, a->height, a->width, b->channels,
         b->height, b->width, b->name);
@@ -11673,21 +11710,22 @@ AMP_DEF amp_value amp_concat(amp_model* m, amp_value a, amp_value b) {
     return ampi_pair(m, AMP_OP_CONCAT, a, b);
 }
 
-/* Adds a loss over x. */
+/* Adds a loss over x, one number for the batch; desc NULL: weight 1, no smoothing. */
 AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_loss_desc* desc) {
     const amp_loss_desc defaults = { 0.0f, 0.0f }, *d = desc ? desc : &defaults;
     const int has_labels = op == AMP_OP_SOFTMAX_CROSS_ENTROPY;
-    AMPI_DRAFT(n, op, x, d);
-    const amp_layer* l = &n->layer;
+    AMPI_DRAFT(n, op, x);
+    const amp_layer* l = &n->layer;  /* with the shape of x, so far */
     AMPI_REFUSE_LAYER(m->loss_count == AMP_MAX_LOSSES, AMP_ERR_SHAPE,
         "a model has at most %d losses", AMP_MAX_LOSSES);
     AMPI_REFUSE_LAYER(has_labels && (l->height > 1 || l->width > 1), AMP_ERR_SHAPE,
-        "%dx%dx%d has more than one pixel " "per label; amp_flatten makes each element a class",
+        "%dx%dx%d has more than one pixel per label; amp_flatten makes each element a class",
         l->channels, l->height, l->width);
     ampi_draft_range(m, "smoothing", &d->smoothing, AMPI_BELOW_ONE);
     AMPI_REFUSE_LAYER(!has_labels && d->smoothing != 0.0f, AMP_ERR_DESC,
         "smoothing %g is for softmax_cross_entropy only", (double)d->smoothing);
     ampi_draft_range(m, "weight", &d->weight, AMPI_FLT_MAX);
+
     ampi_set_shape(n, 1, 1, 1);
     n->index = m->loss_count;
     n->loss_weight = d->weight == 0.0f ? 1.0f : d->weight;
@@ -11755,7 +11793,7 @@ AMP_DEF void amp_name(amp_model* m, amp_value v, const char* name) {
 AMP_DEF void amp_group(amp_model* m, amp_value v, int group) {
     ampi_node* n = ampi_node_of(m, v, "group");
     if (!n) return;
-    const int groups = ampi_or(m->desc.optimizer.group_count, 1, 0);
+    const int groups = ampi_default_int(m->desc.optimizer.group_count, 1);  /* 0: one for all */
     if (group < 0 || group >= groups)
         ampi_build_fail(AMP_ERR_ARGUMENT, "group of '%s' is %d, the optimizer has %d",
             n->layer.name, group, groups);
@@ -11769,10 +11807,11 @@ AMPI_FN ampi_node* ampi_source(ampi_node* n) {
     return n;
 }
 
-/* Pin, then region, then the policy's rule. A region moves no loss. */
+/* Sets a layer's rule, who chose it, and the type of a LOW one: by its pin, else its region, else
+   the policy. A region moves no loss. */
 AMPI_FN void ampi_resolve_rule(const amp_model* m, ampi_node* n) {
     amp_layer* l = &n->layer;
-    amp_dtype forced = n->pin_dtype;
+    amp_dtype forced = n->pin_dtype;  /* 0 = by nobody */
     l->rule = m->policy.rules[l->op];
     l->reason = m->policy.reasons[l->op];
     l->compute_dtype = m->policy.low_dtype;
@@ -11808,21 +11847,24 @@ AMPI_FN void ampi_resolve_types(amp_model* m) {
     ampi_resolve_leads(m);
     AMPI_EACH_NODE(n) {
         const amp_rule rule = n->layer.rule;
-        amp_dtype* t = &n->layer.compute_dtype;
+        amp_dtype* t = &n->layer.compute_dtype;  /* that of a LOW layer, so far */
         const amp_dtype first = n->inputs[0] ? n->inputs[0]->visible : AMP_F32;
         const amp_dtype second = n->inputs[1] ? n->inputs[1]->visible : first;
+        const int gray_is_low = n->leads && (first != AMP_F32 || second != AMP_F32);
+
         if (rule == AMP_RULE_FOLLOW) *t = first;
         else if (rule == AMP_RULE_PROMOTE) *t = first == second ? first : AMP_F32;
-        else if (rule == AMP_RULE_FP32 || (rule == AMP_RULE_GRAY
-                && (!n->leads || (first == AMP_F32 && second == AMP_F32)))) *t = AMP_F32;
+        else if (rule == AMP_RULE_FP32 || (rule == AMP_RULE_GRAY && !gray_is_low)) *t = AMP_F32;
+
         n->visible = n->f32_bias || (rule == AMP_RULE_LOW && m->policy.cast_back) ? AMP_F32 : *t;
-        n->wanted = AMP_DTYPE_DEFAULT;
+        n->wanted = AMP_DTYPE_DEFAULT;  /* by no reader so far, see ampi_resolve_storage */
     }
 }
 
-/* A value that every reader wants in one 16-bit type is written in it, with the bits of a cast from
-   FP32. Widening is no copy: operators read 16 bits. */
+/* The type in which each value is kept. One that every reader wants in one 16-bit type is written
+   in it, with the bits of a cast from FP32. Widening is no copy: operators read 16 bits. */
 AMPI_FN void ampi_resolve_storage(amp_model* m) {
+    /* The type in which all readers of a value compute; FP32 if they differ. */
     AMPI_EACH_NODE(user)
         if (!ampi_is(user, FLATTEN)) {
             for (int j = 0; j < user->input_count; j++) {
@@ -11831,6 +11873,7 @@ AMPI_FN void ampi_resolve_storage(amp_model* m) {
                 n->wanted = !n->wanted || n->wanted == t ? t : AMP_F32;
             }
         }
+
     AMPI_EACH_NODE(n) {
         amp_dtype* t = &n->layer.storage_dtype;
         *t = n->layer.rule == AMP_RULE_LOW && !n->f32_bias ? n->layer.compute_dtype : n->visible;
@@ -11843,14 +11886,16 @@ AMPI_FN void ampi_resolve_storage(amp_model* m) {
 AMPI_FN ampi_node* ampi_cast_of(amp_model* m, ampi_node* source, amp_dtype dtype, ampi_node* user) {
     ampi_node **old = &source->casts[dtype == AMP_F16], *cast = *old;
     if (cast) return cast;
+
     cast = ampi_draft(m, AMPI_OP_CAST, source);
     cast->reads[0] = source;
-    cast->layer.storage_dtype = cast->layer.compute_dtype = cast->visible = dtype;
+    cast->layer.storage_dtype = cast->layer.compute_dtype = dtype;
     cast->needs_grad = source->needs_grad;
     cast->prev = user->prev;
     cast->next = user;
     cast = ampi_node_new(m);
     if (!cast) return NULL;
+
     *old = cast;
     user->prev = cast->prev->next = cast->data_root = cast->grad_root = cast;
     user->layer.casts++;
@@ -11858,8 +11903,8 @@ AMPI_FN ampi_node* ampi_cast_of(amp_model* m, ampi_node* source, amp_dtype dtype
     return cast;
 }
 
-/* Finds whose memory each node reads, placing casts before their first reader, and which have
-   parameters behind. */
+/* Finds whose memory each node reads, placing casts before their first reader. Finds, too, which
+   nodes have or follow parameters: the backward pass must reach them. */
 AMPI_FN amp_result ampi_place_casts(amp_model* m) {
     AMPI_EACH_NODE(n) {
         const amp_dtype wanted = n->layer.compute_dtype;
@@ -11881,16 +11926,20 @@ AMPI_FN amp_result ampi_place_casts(amp_model* m) {
 }
 
 /* --- finalize, 2: memory of values --- */
-/* May n's gradient, or even output, have the memory of its input, which no other node reads? */
+/* May n's gradient (what = AMPI_SHARES_GRAD), or its output too (AMPI_SHARES_BOTH), lie in the
+   memory of its input's? No other node may read that input. */
 AMPI_FN int ampi_can_share(const ampi_node* n, int what) {
     const ampi_node* in = n->reads[0];
     if (n->row->shares < what || in->users != 1 || ampi_stored(in) != ampi_stored(n)) return 0;
     return what == AMPI_SHARES_GRAD || (!ampi_is(in, INPUT) && in->row->reads != AMPI_READS_OUTPUT);
 }
 
-/* Finds which nodes lead to a loss or share memory, and the times of execution. */
+/* Finds which nodes lead to a loss or share memory, and the times of execution. Refuses a layer
+   whose weights no loss would train. */
 AMPI_FN amp_result ampi_mark_paths(amp_model* m) {
     int time = 0;
+
+    /* From the end: a gradient's owner is known before those that share its memory. */
     for (ampi_node* n = m->last; n; n = n->prev) {
         n->on_loss_path |= ampi_is_loss(n);
         for (int j = 0; j < n->input_count; j++) n->reads[j]->on_loss_path |= n->on_loss_path;
@@ -11898,6 +11947,8 @@ AMPI_FN amp_result ampi_mark_paths(amp_model* m) {
         AMPI_REFUSE(m->loss_count && n->weight != AMPI_NONE && !n->on_loss_path, AMP_ERR_SHAPE,
             "layer %d '%s' has weights, but no loss depends on it", n->number, n->layer.name);
     }
+
+    /* From the start: likewise the owner of a value. */
     AMPI_EACH_NODE(n) {
         n->time = time++;
         n->layer.in_place = ampi_can_share(n, AMPI_SHARES_BOTH);
@@ -11914,7 +11965,7 @@ AMPI_FN ampi_live_range* ampi_live_grad(const ampi_node* n) {
     return &n->grad_root->live[AMPI_LIVE_GRAD];
 }
 
-/* Widens the live range of a tensor to `time`, and sets its size. */
+/* Widens a live range to hold `time`, and sets its size. */
 AMPI_FN void ampi_live_range_use(ampi_live_range* l, int time, size_t bytes) {
     if (!l->bytes || l->first > time) l->first = time;
     if (!l->bytes || l->last < time) l->last = time;
@@ -11925,54 +11976,59 @@ AMPI_FN size_t ampi_value_bytes(const amp_model* m, const ampi_node* n) {
     return ampi_align(n->features * (size_t)m->desc.batch * ampi_type_size(ampi_stored(n)));
 }
 
-/* Finds each live range's size and time of use. Values that share memory have one size. */
+/* Finds each live range's size and times of use. Values that share memory have one size. */
 AMPI_FN void ampi_live_range_times(amp_model* m) {
-    const int end = 2 * m->last->time + 1;
+    const int end = 2 * m->last->time + 1;  /* node n runs backward at end - n->time */
     AMPI_EACH_NODE(n) {
         AMPI_CLEAR(n->live);
         n->grad_written = 0;
     }
+
+    /* In the order of the backward pass: its first contribution to a gradient is written in place,
+       others are summands. */
     for (ampi_node* n = m->last; n; n = n->prev) {
-        const int reads = n->on_loss_path && n->needs_grad ? n->row->reads : AMPI_READS_NONE,
-            back = end - n->time;
+        const int back = end - n->time;
+        const int reads = n->on_loss_path && n->needs_grad ? n->row->reads : AMPI_READS_NONE;
         const size_t own = ampi_value_bytes(m, n);
+
+        /* Its own value; those of inputs are filled before the first node runs. */
         if (!ampi_is_loss(n)) {
-            /* inputs are filled at first */
             ampi_live_range_use(ampi_live_data(n), n->input_count ? n->time : 0, own);
             if (reads == AMPI_READS_OUTPUT) ampi_live_range_use(ampi_live_data(n), back, own);
         }
-        if (!ampi_is(n, FLATTEN)) {
-            for (int j = 0; j < n->input_count; j++) {
-                ampi_node* in = n->reads[j];
-                const size_t bytes = ampi_value_bytes(m, in);
-                ampi_live_range_use(ampi_live_data(in), n->time, bytes);
-                if (reads == AMPI_READS_INPUT) ampi_live_range_use(ampi_live_data(in), back, bytes);
-                /* the backward pass hands it no gradient */
-                if (!n->on_loss_path || !in->needs_grad) continue;
-                ampi_live_range_use(ampi_live_grad(in), back, bytes);
-                ampi_live_range_use(ampi_live_grad(in), end - in->time, bytes);
-                if (in->grad_written)
-                    ampi_live_range_use(&n->live[AMPI_LIVE_SUMMAND + j], back, bytes);
-                in->grad_written = 1;
-            }
+
+        /* Its inputs' values, and their gradients where the backward pass hands them one: until
+           each input's own turn. */
+        for (int j = 0; j < n->input_count; j++) {
+            ampi_node* in = n->reads[j];
+            const size_t bytes = ampi_value_bytes(m, in);
+            if (ampi_is(n, FLATTEN)) continue;  /* it never runs */
+            ampi_live_range_use(ampi_live_data(in), n->time, bytes);
+            if (reads == AMPI_READS_INPUT) ampi_live_range_use(ampi_live_data(in), back, bytes);
+            if (!n->on_loss_path || !in->needs_grad) continue;
+            ampi_live_range_use(ampi_live_grad(in), back, bytes);
+            ampi_live_range_use(ampi_live_grad(in), end - in->time, bytes);
+            if (in->grad_written)
+                ampi_live_range_use(&n->live[AMPI_LIVE_SUMMAND + j], back, bytes);
+            in->grad_written = 1;
         }
     }
 }
 
-/* The largest live range first, and equals as they come, whose offsets are their numbers so far. */
+/* The order of planning: the largest live range first; equals stay in the order of execution, as
+   ampi_sort keeps it. */
 AMPI_FN int ampi_by_size(const void* a, const void* b) {
-    const ampi_live_range *x = (const ampi_live_range*)a, *y = (const ampi_live_range*)b;
-    return x->bytes != y->bytes ? (x->bytes > y->bytes ? -1 : 1) : x->offset < y->offset ? -1
-        : x->offset > y->offset;
+    const size_t x = ((const ampi_live_range*)a)->bytes, y = ((const ampi_live_range*)b)->bytes;
+    return x < y ? 1 : x == y ? 0 : -1;
 }
 
-/* The lowest offset free of the placed live ranges, in their order, at the time of this one;
-   SIZE_MAX beyond size_t. */
+/* The lowest offset at which l meets none of the `count` placed live ranges that are in use at its
+   times; those are sorted by offset. SIZE_MAX if it would end beyond size_t. */
 AMPI_FN size_t ampi_live_range_place(const ampi_live_range* l, const ampi_live_range* placed,
         size_t count) {
     size_t offset = 0;
-    for (const ampi_live_range* o = placed; o < placed + count
-        && o->offset < offset + l->bytes; o++) {
+    for (const ampi_live_range* o = placed; o < placed + count; o++) {
+        if (o->offset >= offset + l->bytes) break;  /* the gap before o is large enough */
         if (o->last < l->first || o->first > l->last) continue;
         offset = ampi_max_size(offset, o->offset + o->bytes);
         if (offset > SIZE_MAX - l->bytes) return SIZE_MAX;
@@ -11980,8 +12036,8 @@ AMPI_FN size_t ampi_live_range_place(const ampi_live_range* l, const ampi_live_r
     return offset;
 }
 
-/* Places the sorted live ranges one by one; those before list[i] are in the order of their offsets.
-   Returns the bytes needed, SIZE_MAX for too many. */
+/* Places the live ranges of a list one by one, and tells their nodes. Those before list[i] are
+   placed, and sorted by offset. Returns the bytes needed, SIZE_MAX for too many. */
 AMPI_FN size_t ampi_live_ranges_place(ampi_live_range* list, size_t count) {
     size_t total = 0;
     for (size_t i = 0; i < count; i++) {
@@ -11996,12 +12052,13 @@ AMPI_FN size_t ampi_live_ranges_place(ampi_live_range* list, size_t count) {
     return total;
 }
 
-/* Plans the arena, the largest live range first, close to optimal for such graphs. */
+/* Plans the arena, the largest live range first, close to optimal for such graphs. Counts its bytes
+   in its block. */
 AMPI_FN amp_result ampi_plan_arena(amp_model* m) {
     const amp_allocator* a = &m->desc.allocator;
-    const size_t most = ((size_t)m->last->time + 1) * AMPI_LIVE_RANGES;
-    /* and scratch */
-    ampi_live_range* list = (ampi_live_range*)ampi_alloc((most + most / 2 + 1) * sizeof *list, a);
+    const size_t most = ((size_t)m->last->time + 1) * AMPI_LIVE_RANGES,
+        scratch = most / 2 + 1;  /* of ampi_sort */
+    ampi_live_range* list = (ampi_live_range*)ampi_alloc((most + scratch) * sizeof *list, a);
     size_t count = 0;
     AMPI_REFUSE(!list, AMP_ERR_MEMORY, "model: out of memory for the plan of %llu arrays",
         (ampi_ull)most);
@@ -12012,9 +12069,7 @@ AMPI_FN amp_result ampi_plan_arena(amp_model* m) {
         for (int k = 0; k < AMPI_LIVE_RANGES; k++) {
             if (!n->live[k].bytes) continue;
             list[count] = n->live[k];
-            list[count].home = &n->live[k];
-            list[count].offset = count;
-            count++;
+            list[count++].home = &n->live[k];
         }
     }
 
@@ -12026,33 +12081,48 @@ AMPI_FN amp_result ampi_plan_arena(amp_model* m) {
 
 /* --- finalize, 3: parameters --- */
 #define AMPI_PARAM_NAME 136  /* a layer's and ".weight" */
-/* Places a parameter of n in each block, or counts sizes before there are blocks. */
+/* The type of the weights that n reads. Norms read FP32. Exceptions: a norm of rule LOW without
+   masters, and a layer norm of a style with low_norm, which reads its compute_dtype. */
+AMPI_FN amp_dtype ampi_weight_dtype(const amp_model* m, const ampi_node* n) {
+    const amp_layer* l = &n->layer;
+    const int low_norm = ampi_is(n, LAYER_NORM) && ampi_styles[m->policy.style].low_norm;
+    if (n->weight == AMPI_NONE) return AMP_DTYPE_DEFAULT;
+    if (!ampi_is_norm(n) || low_norm) return l->compute_dtype;
+    return m->policy.master_weights || l->rule != AMP_RULE_LOW ? AMP_F32 : l->compute_dtype;
+}
+
+/* Places parameter number `index`, the weight or bias of n, in each block, and describes it in
+   m->params; before there are blocks, counts its bytes only. */
 AMPI_FN void ampi_place_param(amp_model* m, ampi_node* n, int index) {
     if (index == AMPI_NONE) return;
     const int is_bias = index == n->bias;
     const int is_low = n->layer.param_dtype != AMP_F32 && !(is_bias && n->f32_bias);
     amp_param p;
     AMPI_CLEAR(p);
-    p.count = ampi_is(n, LAYER_NORM) ? n->features : (size_t)n->layer.channels * (is_bias ? 1
-        : n->fan_in);
+    p.count = ampi_is(n, LAYER_NORM) ? n->features
+        : (size_t)n->layer.channels * (is_bias ? 1 : n->fan_in);
     p.group = n->group;
     p.grad_dtype = ampi_dtype_or_f32(m->desc.grad_dtype);
-    char* name = (char*)ampi_block_take(m, AMPI_BLOCK_HOST, AMPI_PARAM_NAME);
+    n->layer.parameters += p.count;
+
+    /* What exists of it: a low copy, a master, a gradient, moments; each in a block of its own. */
+    if (is_low) {
+        p.low = ampi_block_take(m, AMPI_BLOCK_LOW, p.count * 2);
+        p.low_dtype = n->layer.param_dtype;
+    }
     if (!is_low || m->policy.master_weights)
         p.master = ampi_floats_take(m, AMPI_BLOCK_MASTERS, p.count);
-    if (is_low) p.low = ampi_block_take(m, AMPI_BLOCK_LOW, p.count * 2);
-    if (is_low) p.low_dtype = n->layer.param_dtype;
     if (m->loss_count)
         p.grad = ampi_block_take(m, AMPI_BLOCK_GRADS, p.count * ampi_type_size(p.grad_dtype));
     if (m->moments > 0) p.m = ampi_floats_take(m, AMPI_BLOCK_MOMENTS, p.count);
     if (m->moments > 1) p.v = ampi_floats_take(m, AMPI_BLOCK_MOMENTS, p.count);
-    n->layer.parameters += p.count;
-    if (!name) return;
+
+    char* name = (char*)ampi_block_take(m, AMPI_BLOCK_HOST, AMPI_PARAM_NAME);
+    if (!name) return;  /* sizes are counted */
     ampi_say(name, AMPI_PARAM_NAME, "%s.%s", n->layer.name, is_bias ? "bias" : "weight");
     p.name = name;
-    const amp_tensor grad = { p.grad, p.grad_dtype, p.count, name };
     m->params[index] = p;
-    m->grad_list[index] = grad;
+    m->grad_list[index] = ampi_grad_at(&p, 0);
 }
 
 /* Element i of a layer's weight or bias at the start, by its layer's init. */
@@ -12072,7 +12142,8 @@ AMPI_FN uint64_t ampi_stream(const amp_model* m, int number) {
     return x ^ (x >> 32);
 }
 
-/* Each parameter has its own stream: weights do not depend on the order of building the rest. */
+/* Fills parameter number `index`, of n, from a stream of its own: other parameters do not change
+   it. Its low copy is written by ampi_open_training. */
 AMPI_FN amp_result ampi_init_param(amp_model* m, const ampi_node* n, int index) {
     if (index == AMPI_NONE) return AMP_OK;
     const amp_param* p = &m->params[index];
@@ -12111,40 +12182,45 @@ AMPI_FN size_t ampi_target_size(const ampi_node* loss) {
 /* Rows of `classes` logits that evaluation copies to the host at once. */
 AMPI_FN size_t ampi_rows_at_once(size_t classes) { return classes < 8192 ? 8192 / classes : 1; }
 
-/* Places everything outside the arena, or counts bytes before there are blocks. Norms read weights
-   in FP32. Exceptions: a norm of rule LOW without masters, and a layer norm of a style with
-   low_norm, which reads its compute_dtype. */
+/* Places what a node has outside of the arena, or counts its bytes before there are blocks. */
+AMPI_FN void ampi_place_node(amp_model* m, ampi_node* n) {
+    const int is_batch_norm = ampi_is(n, BATCH_NORM);
+    const size_t groups = (size_t)(is_batch_norm ? n->layer.channels : m->desc.batch);
+    n->layer.param_dtype = ampi_weight_dtype(m, n);
+    n->layer.parameters = 0;
+    ampi_place_param(m, n, n->weight);
+    ampi_place_param(m, n, n->bias);
+    if (n->constants)
+        n->reading.constants = ampi_floats_take(m, AMPI_BLOCK_STEP, 2 * n->reading.channels);
+
+    /* A mean and a variance of each channel, or of each row. */
+    if (ampi_is_norm(n)) n->stats = ampi_floats_take(m, AMPI_BLOCK_STEP, 2 * groups);
+    if (!is_batch_norm) return;
+    n->running = ampi_floats_take(m, AMPI_BLOCK_RUNNING, 2 * groups);
+    ampi_floats_take(m, AMPI_BLOCK_RUNNING_SAVED, 2 * groups);  /* at the same offset */
+    n->norm.held = (unsigned char*)ampi_block_take(m, AMPI_BLOCK_HELD, groups);
+}
+
+/* Places everything outside the arena, or counts bytes before there are blocks. */
 AMPI_FN void ampi_place_all(amp_model* m) {
-    const size_t params = (size_t)m->param_count, batch = (size_t)m->desc.batch;
-    size_t workspace = 0, rows = 0;
+    const size_t params = (size_t)m->param_count;
+    size_t workspace = 0;  /* bytes of the operator that wants most */
+    size_t rows = 0;       /* floats: logits and labels of the loss with most, see
+                              ampi_count_rows */
+
     m->params = (amp_param*)ampi_block_take(m, AMPI_BLOCK_HOST, params * sizeof *m->params);
     m->grad_list = (amp_tensor*)ampi_block_take(m, AMPI_BLOCK_HOST, params * sizeof *m->grad_list);
     AMPI_EACH_NODE(n) {
-        const int is_batch_norm = ampi_is(n, BATCH_NORM);
-        const size_t each = 2 * (is_batch_norm ? (size_t)n->layer.channels : batch);
-        const int low_norm = is_batch_norm ? 0 : ampi_styles[m->policy.style].low_norm;
-        const int is_f32 = ampi_is_norm(n) && !low_norm
-            && (m->policy.master_weights || n->layer.rule != AMP_RULE_LOW);
-        n->layer.param_dtype = n->weight == AMPI_NONE ? AMP_DTYPE_DEFAULT : is_f32 ? AMP_F32
-            : n->layer.compute_dtype;
-        n->layer.parameters = 0;
-        ampi_place_param(m, n, n->weight);
-        ampi_place_param(m, n, n->bias);
+        ampi_place_node(m, n);
         workspace = ampi_max_size(workspace, ampi_workspace_of(m, n));
-        if (ampi_is_norm(n)) n->stats = ampi_floats_take(m, AMPI_BLOCK_STEP, each);
-        if (n->constants)
-            n->reading.constants = ampi_floats_take(m, AMPI_BLOCK_STEP, 2 * n->reading.channels);
-        if (is_batch_norm) n->running = ampi_floats_take(m, AMPI_BLOCK_RUNNING, each);
-        /* a copy of the block above: same offsets */
-        if (is_batch_norm) ampi_floats_take(m, AMPI_BLOCK_RUNNING_SAVED, each);
-        if (is_batch_norm)
-            n->norm.held = (unsigned char*)ampi_block_take(m, AMPI_BLOCK_HELD, each / 2);
     }
     m->held = (unsigned char*)ampi_block_take(m, AMPI_BLOCK_HOST, m->blocks[AMPI_BLOCK_HELD].at);
+
     for (int i = 0; i < m->loss_count; i++) {
         ampi_node* n = m->losses[i];
         const size_t classes = n->reads[0]->features;
-        n->target = ampi_floats_take(m, AMPI_BLOCK_STEP, ampi_target_size(n) * batch);
+        n->target = ampi_floats_take(m, AMPI_BLOCK_STEP,
+            ampi_target_size(n) * (size_t)m->desc.batch);
         if (ampi_has_labels(n))
             rows = ampi_max_size(rows, ampi_rows_at_once(classes) * (classes + 1));
     }
@@ -12165,13 +12241,14 @@ AMPI_FN amp_result ampi_init_values(amp_model* m) {
             const ampi_live_range* part = &n->live[AMPI_LIVE_SUMMAND + j];
             n->parts[j] = part->bytes ? arena + part->offset : NULL;
         }
+
         if (n->constants)
             AMPI_RUN(copy_in, ampi_mutable(n->reading.constants), n->constants,
                 2 * n->reading.channels * sizeof(float));
         AMPI_TRY(ampi_init_param(m, n, n->weight));
         AMPI_TRY(ampi_init_param(m, n, n->bias));
         if (n->running) {
-            for (int c = n->layer.channels; c < 2 * n->layer.channels; c++)
+            for (int c = n->layer.channels; c < 2 * n->layer.channels; c++)  /* variances */
                 AMPI_RUN(copy_in, n->running + c, &one, sizeof one);
         }
     }
@@ -12185,8 +12262,7 @@ AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
     int dynamic = m->policy.low_dtype == AMP_F16 && (level == AMP_O1 || level == AMP_O2);
     amp_scaler_desc d;
     AMPI_CLEAR(d);
-    for (const ampi_node* n = m->first; n && level != AMP_O3; n = n->next)
-        dynamic |= n->layer.compute_dtype == AMP_F16;
+    AMPI_EACH_NODE(n) dynamic |= level != AMP_O3 && n->layer.compute_dtype == AMP_F16;
     d.preset = !dynamic ? AMP_SCALER_STATIC
         : level == AMP_O2 ? ampi_styles[m->policy.style].o2_scaler
             : ampi_styles[m->policy.style].o1_scaler;
@@ -12199,9 +12275,8 @@ AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
 /* Refuses a name of two layers. */
 AMPI_FN amp_result ampi_check_names(amp_model* m) {
     const amp_allocator* a = &m->desc.allocator;
-    const size_t count = (size_t)m->layer_count;
-    const char **names = (const char**)ampi_alloc((count + count / 2 + 1) * sizeof *names, a),
-        *twice;
+    const size_t count = (size_t)m->layer_count, scratch = count / 2 + 1;  /* of ampi_sort */
+    const char **names = (const char**)ampi_alloc((count + scratch) * sizeof *names, a), *twice;
     AMPI_REFUSE(!names, AMP_ERR_MEMORY, "model: out of memory for %d names", m->layer_count);
     AMPI_EACH_NODE(n) names[n->number] = n->layer.name;
     twice = ampi_sort_names(names, count, sizeof *names, names + count);
@@ -12220,7 +12295,7 @@ AMPI_FN amp_result ampi_open_training(amp_model* m) {
         memcpy(groups, m->groups, sizeof groups);
         for (int i = 0; i < AMP_MAX_GROUPS; i++) groups[i].frozen = 1;
         d.groups = groups;
-        d.group_count = ampi_or(d.group_count, 1, 0);
+        d.group_count = ampi_default_int(d.group_count, 1);
     }
 
     AMPI_TRY(ampi_run(training_open, &m->training, &d, m->params, m->param_count));
@@ -12230,6 +12305,7 @@ AMPI_FN amp_result ampi_open_training(amp_model* m) {
 
 /* All of finalize; on failure the caller takes it back. */
 AMPI_FN amp_result ampi_finalize(amp_model* m) {
+    /* What building could not know. */
     AMPI_REFUSE(m->region_count, AMP_ERR_STATE, "model: %d autocast region%s not closed",
         m->region_count, m->region_count > 1 ? "s are" : " is");
     AMPI_REFUSE(m->input_count == 0, AMP_ERR_SHAPE, "model: there is no input");
@@ -12237,11 +12313,16 @@ AMPI_FN amp_result ampi_finalize(amp_model* m) {
     m->moments = amp_optimizer_moments(&m->desc.optimizer);
     if (m->moments < 0) return AMP_ERR_DESC;
     if (m->loss_count == 0) m->moments = 0;
+
+    /* Types, then the nodes as they run. */
     ampi_resolve_types(m);
     AMPI_TRY(ampi_init_scaler(m));
     ampi_resolve_storage(m);
     AMPI_TRY(ampi_place_casts(m));
     AMPI_TRY(ampi_mark_paths(m));
+
+    /* Memory: the bytes of each block are counted, then allocated, then given out in the same
+       order. */
     AMPI_TRY(ampi_plan_arena(m));
     ampi_place_all(m);
     for (int i = 0; i < AMPI_BLOCK_COUNT; i++) AMPI_TRY(ampi_block_alloc(m, i));
@@ -12259,8 +12340,8 @@ AMPI_FN void ampi_remark_doubts(amp_model* m) {
         const int has_colours = l->width == 3 || l->width == 4;
         if (has_colours && l->channels == l->height && l->height > l->width)
             ampi_remark(&m->op_logger,
-                "'%s' has %d channels of %dx%d pixels: sizes and data are in the order "
-                "channels, height, width", l->name, l->channels, l->height, l->width);
+                "'%s' has %d channels of %dx%d pixels: sizes and data are in the order channels, "
+                "height, width", l->name, l->channels, l->height, l->width);
     }
 
     for (int i = 0; i < m->loss_count; i++) {
