@@ -14701,41 +14701,50 @@ AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out
 
 /* >>impl-checkpoint Checkpoints of a model, and of a loop of the caller's: which tensors and texts
    a file holds. */
-/* A checkpoint's numbers are texts "amp.<name>", and "amp.group<i>.<name>" for each group. */
+/* What loading does with a number. */
 enum { AMPI_AGREES,   /* must be equal in the file and here */
        AMPI_LOADED,   /* state, which loading sets */
        AMPI_KEPT,     /* a setting: loading keeps it and reports a difference */
        AMPI_GRAPH };  /* must be equal; compared after tensors, which say more */
+
+/* A number of a checkpoint, which the file holds as a text. */
 typedef struct ampi_number {
-    void* at;            /* of AMPI_LOADED */
-    int kind;            /* 'f' float, 'i' int, 'l' of 64 bits, 's' likewise, of steps */
-    int role, of_group;
-    int optional;        /* left out of the file where it is 0 */
+    void* at;            /* where it is here; only what is AMPI_LOADED may be written */
+    int kind;            /* of 32 bits: 'f' float, 'i' int; of 64: 'l', and 's', a count of steps */
+    int role;            /* what loading does */
+    int of_group;        /* 1 = of a parameter group */
+    int optional;        /* 1 = left out of the file where it is 0 */
     const char* theirs;  /* the file's text */
-    char key[40], text[AMPI_NUMBER];
+    char key[40];        /* the text's key: "amp.<name>", "amp.group<i>.<name>" */
+    char text[AMPI_NUMBER];  /* the number here, as a text */
 } ampi_number;
 enum { AMPI_MAX_NUMBERS = 32 + 4 * AMP_MAX_GROUPS };
+
+#define AMPI_TENSOR_NAME 144  /* bytes of a name and the longest suffix, ".running_mean" */
 
 /* A checkpoint is of a model, or of a loop's optimizer, scaler and more tensors. */
 typedef struct ampi_checkpoint {
     ampi_file file;               /* its model is NULL for a loop */
-    const char* saver;            /* the function that writes such a file */
-    amp_optimizer *optimizer, o;  /* a copy with the file's logger; loading writes here first */
-    amp_scaler *scaler, s;        /* likewise; may be NULL */
-    uint64_t passes;
+    const char* saver;            /* the function that writes such a file, for sentences */
+    amp_optimizer *optimizer, o;  /* the caller's; a copy with the file's logger, to which loading
+                                     writes until all is checked */
+    amp_scaler *scaler, s;        /* likewise; NULL = none */
+    uint64_t passes;              /* likewise of a model: its passes in training so far */
     ampi_number numbers[AMPI_MAX_NUMBERS];
     int number_count;
-    amp_file_tensor* tensors;     /* in this block: names that the caller does not give */
+    amp_file_tensor* tensors;     /* an allocation: all tensors of the file, and their names */
+    char (*names)[AMPI_TENSOR_NAME];
+    int tensor_count;             /* of those that have a name there: all but the caller's */
 } ampi_checkpoint;
 
-/* Lists a number of a group, or of none (-1). Frozen numbers are optional, and, without groups in
-   the desc, all of group 0, where the caller may have written. */
+/* Lists a number of a group, or of none (-1). Optional are a group's frozen flag and steps, and,
+   without groups in the desc, all numbers of group 0, where the caller may have written. */
 AMPI_FN void ampi_number_add(ampi_checkpoint* c, int group, const char* name, void* at, int kind,
         int role) {
     ampi_number* x = &c->numbers[c->number_count++];
     uint32_t word;
     uint64_t value;
-    memcpy(&word, at, sizeof word);
+    memcpy(&word, at, sizeof word);  /* 'f' and 'i' come before 'l' and 's' */
     if (kind < 'l') value = word;
     else memcpy(&value, at, sizeof value);
     x->at = at;
@@ -14748,10 +14757,11 @@ AMPI_FN void ampi_number_add(ampi_checkpoint* c, int group, const char* name, vo
     ampi_show_number(value, kind == 'f' ? 16 : 10, x->text);
 }
 
-/* Lists all numbers: steps first, a hash of the graph, or of the parameters' groups, last. */
 #define AMPI_OF_MODEL(name, member, kind) { name, m ? &m->member : NULL, kind, AMPI_AGREES }
 #define AMPI_SETTING(member, kind) { #member, &d->member, kind, AMPI_KEPT }
-/* Lists the numbers that a checkpoint holds, and where each is kept here. */
+/* Lists the numbers of a checkpoint: the step first, since it bounds others (ampi_numbers_read); a
+   hash of the graph, or of a loop's groups of parameters, last. `at` is NULL for numbers of models
+   in a loop. */
 AMPI_FN void ampi_numbers_list(ampi_checkpoint* c) {
     amp_model* m = c->file.model;
     amp_optimizer* o = &c->o;
@@ -14759,32 +14769,37 @@ AMPI_FN void ampi_numbers_list(ampi_checkpoint* c) {
     int32_t format = 1, grad_dtype = m ? (int32_t)ampi_dtype_or_f32(m->desc.grad_dtype) : 0;
     uint64_t hash = m ? ampi_model_fingerprint(m) : AMPI_HASH_START;
     const struct { const char* name; void* at; int kind, role; } rows[] = {
-        { "step", &o->state.step, 's', AMPI_LOADED }, { "lr", &o->state.lr, 'f', AMPI_LOADED },
-        { "pass", &c->passes, 'l', AMPI_LOADED }, { "format", &format, 'i', AMPI_AGREES },
-        AMPI_OF_MODEL("level", policy.level, 'i'), AMPI_OF_MODEL("low_dtype", policy.low_dtype,
-            'i'),
-        AMPI_OF_MODEL("seed", desc.seed, 'l'), AMPI_OF_MODEL("accumulate", desc.accumulate, 'i'),
+        { "step", &o->state.step, 's', AMPI_LOADED },
+        { "lr", &o->state.lr, 'f', AMPI_LOADED },
+        { "pass", &c->passes, 'l', AMPI_LOADED },
+        { "format", &format, 'i', AMPI_AGREES },
+        AMPI_OF_MODEL("level", policy.level, 'i'),
+        AMPI_OF_MODEL("low_dtype", policy.low_dtype, 'i'),
+        AMPI_OF_MODEL("seed", desc.seed, 'l'),
+        AMPI_OF_MODEL("accumulate", desc.accumulate, 'i'),
         { "grad_dtype", m ? &grad_dtype : NULL, 'i', AMPI_AGREES },
-            { "optimizer", &d->kind, 'i', AMPI_AGREES },
-        { "maximize", &d->maximize, 'i', AMPI_AGREES }, AMPI_SETTING(momentum, 'f'),
-            AMPI_SETTING(dampening, 'f'),
-        AMPI_SETTING(nesterov, 'i'), AMPI_SETTING(beta1, 'f'), AMPI_SETTING(beta2, 'f'),
-            AMPI_SETTING(eps, 'f'),
+        { "optimizer", &d->kind, 'i', AMPI_AGREES },
+        { "maximize", &d->maximize, 'i', AMPI_AGREES },
+        AMPI_SETTING(momentum, 'f'), AMPI_SETTING(dampening, 'f'), AMPI_SETTING(nesterov, 'i'),
+        AMPI_SETTING(beta1, 'f'), AMPI_SETTING(beta2, 'f'), AMPI_SETTING(eps, 'f'),
         AMPI_SETTING(weight_decay, 'f'), AMPI_SETTING(clip_norm, 'f'),
-        { "schedule", &d->schedule.kind, 'i', AMPI_KEPT }, AMPI_SETTING(schedule.warmup_steps, 'l'),
-        AMPI_SETTING(schedule.total_steps, 'l'), AMPI_SETTING(schedule.step_size, 'l'),
+        { "schedule", &d->schedule.kind, 'i', AMPI_KEPT },
+        AMPI_SETTING(schedule.warmup_steps, 'l'), AMPI_SETTING(schedule.total_steps, 'l'),
+        AMPI_SETTING(schedule.step_size, 'l'),
         AMPI_SETTING(schedule.gamma, 'f'), AMPI_SETTING(schedule.floor, 'f'),
         { "groups", &d->group_count, 'i', AMPI_AGREES }
     };
     for (size_t i = 0; i < AMPI_LENGTH(rows); i++)
         if (rows[i].at)
             ampi_number_add(c, -1, rows[i].name, rows[i].at, rows[i].kind, rows[i].role);
+
     for (int i = 0; i < ampi_group_count(o) && i < AMP_MAX_GROUPS; i++) {
         ampi_number_add(c, i, "lr", &o->groups[i].lr, 'f', AMPI_LOADED);
         ampi_number_add(c, i, "weight_decay", &o->groups[i].weight_decay, 'f', AMPI_KEPT);
         ampi_number_add(c, i, "frozen", &o->groups[i].frozen, 'i', AMPI_LOADED);
         ampi_number_add(c, i, "frozen_steps", &o->state.frozen_steps[i], 's', AMPI_LOADED);
     }
+
     if (!m) {
         for (int i = 0; i < o->count; i++) {
             const uint32_t group = (uint32_t)o->params[i].group;
@@ -14794,49 +14809,56 @@ AMPI_FN void ampi_numbers_list(ampi_checkpoint* c) {
     ampi_number_add(c, -1, m ? "graph" : "grouping", &hash, 'l', AMPI_GRAPH);
 }
 
-#define AMPI_TENSOR_NAME 144  /* a name and the longest suffix */
-/* Lists parameters' weights, m and v (or weights alone), a model's running statistics, the caller's
-   tensors. */
+/* Lists a tensor "<name><suffix>" of `count` elements. param: the number of the model's parameter
+   whose shape the tensor has; AMPI_NONE = a vector. */
+AMPI_FN void ampi_state_add(ampi_checkpoint* c, const char* name, const char* suffix, amp_ref x,
+        size_t count, int param) {
+    amp_file_tensor* t = &c->tensors[c->tensor_count];
+    char* whole = c->names[c->tensor_count++];
+    const amp_tensor tensor = { x.data, x.dtype, count, whole };
+    ampi_say(whole, AMPI_TENSOR_NAME, "%s%s", name, suffix);
+    t->tensor = tensor;
+    t->rank = 1;
+    t->shape[0] = count;
+    if (c->file.model && param != AMPI_NONE)
+        ampi_param_shape(c->file.model, param, &t->rank, t->shape);
+}
+
+/* Lists the tensors of a checkpoint: each parameter's weights and moments (or weights alone), a
+   model's running statistics, then those that a loop's caller has listed. */
 AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
-    static const char* const suffixes[][3] = { { "", ".m", ".v" },
-        { ".running_mean", ".running_var", "" } };
     const amp_optimizer* o = c->optimizer;
     ampi_file* f = &c->file;
     const amp_model* m = f->model;
-    const size_t more_count = (size_t)f->count;
-    const uint64_t limit = 3 * (uint64_t)o->count + more_count + (m ? 2 * (uint64_t)m->layer_count
-        : 0);
-    char (*names)[AMPI_TENSOR_NAME];
-    amp_file_tensor* t = (amp_file_tensor*)ampi_file_alloc(f, limit * (sizeof *t + sizeof *names));
-    if (!t) return AMP_ERR_MEMORY;
-    memset(t, 0, (size_t)limit * sizeof *t);
-    names = (char (*)[AMPI_TENSOR_NAME])(void*)(t + limit);
-    c->tensors = t;
-    for (int i = 0; i < o->count + (m ? m->layer_count : 0); i++) {
-        const amp_param* p = i < o->count ? &o->params[i] : NULL;
-        const ampi_node* n = p ? NULL : ampi_nth(m, i - o->count);
-        if (n && !ampi_is(n, BATCH_NORM)) continue;
-        const char* name = p ? p->name : n->layer.name;
-        const size_t count = p ? p->count : (size_t)n->layer.channels;
-        void* const data[] = { !p ? n->running : p->master ? (void*)p->master : p->low,
-            p ? p->m : n->running + count, p ? p->v : NULL };
-        /* ".m" must fit */
-        AMPI_REFUSE_LIST(!ampi_is_free_name(name) || !name[0] || strlen(name) + 3 > sizeof *names,
+    const uint64_t limit = 3 * (uint64_t)o->count + (uint64_t)f->count
+        + (m ? 2 * (uint64_t)m->layer_count : 0);
+    c->tensors = (amp_file_tensor*)ampi_file_alloc(f, limit * (sizeof *c->tensors
+        + sizeof *c->names));
+    if (!c->tensors) return AMP_ERR_MEMORY;
+    c->names = (char (*)[AMPI_TENSOR_NAME])(void*)(c->tensors + limit);
+
+    for (int i = 0; i < o->count; i++) {
+        const amp_param* p = &o->params[i];
+        AMPI_REFUSE_LIST(!ampi_is_free_name(p->name) || !p->name[0]
+            || strlen(p->name) + sizeof ".m" > AMPI_TENSOR_NAME,
             "parameter %d needs a name of 1 to %d bytes in UTF-8", i, AMPI_TENSOR_NAME - 3);
-        for (int k = 0; k < (p && weights_alone ? 1 : 3); k++) {
-            const amp_tensor tensor = { data[k], k == 0 && p && !p->master ? p->low_dtype
-                : AMP_F32, count, *names };
-            if (!data[k]) continue;
-            ampi_say(*names++, sizeof *names, "%s%s", name, suffixes[!p][k]);
-            t->tensor = tensor;
-            t->shape[0] = count;
-            t->rank = 1;
-            if (m && p) ampi_param_shape(m, i, &t->rank, t->shape);
-            t++;
-        }
+        ampi_state_add(c, p->name, "", p->master ? amp_f32(p->master)
+            : amp_ref_of(p->low, p->low_dtype), p->count, i);
+        if (weights_alone) continue;
+        if (p->m) ampi_state_add(c, p->name, ".m", amp_f32(p->m), p->count, i);
+        if (p->v) ampi_state_add(c, p->name, ".v", amp_f32(p->v), p->count, i);
     }
-    if (more_count) memcpy(t, f->tensors, more_count * sizeof *t);
-    f->count += (int)(t - c->tensors);
+    for (const ampi_node* n = m ? m->first : NULL; n; n = n->next) {
+        const size_t channels = (size_t)n->layer.channels;
+        if (!ampi_is(n, BATCH_NORM)) continue;
+        ampi_state_add(c, n->layer.name, ".running_mean", amp_f32(n->running), channels, AMPI_NONE);
+        ampi_state_add(c, n->layer.name, ".running_var", amp_f32(n->running + channels), channels,
+            AMPI_NONE);
+    }
+
+    if (f->count) memcpy(c->tensors + c->tensor_count, f->tensors,
+        (size_t)f->count * sizeof *f->tensors);
+    f->count += c->tensor_count;
     f->tensors = c->tensors;
     return AMP_OK;
 }
@@ -14849,8 +14871,8 @@ AMPI_FN const char* ampi_show_scaler(const unsigned char* bytes, char out[AMPI_S
     return out;
 }
 
-/* amp.crc32 is the CRC-32 of the texts that loading sets, each with its final 0. Saving refuses
-   what loading would. */
+/* Writes numbers, scaler and tensors to a file, after the checks that loading would make. The text
+   amp.crc32 is the CRC-32 of the texts that loading sets, each with its final 0. */
 AMPI_FN amp_result ampi_state_save(ampi_checkpoint* c, const char* path) {
     amp_file_text texts[AMPI_MAX_NUMBERS + 2];
     unsigned char bytes[AMP_SCALER_STATE_BYTES];
@@ -14860,12 +14882,15 @@ AMPI_FN amp_result ampi_state_save(ampi_checkpoint* c, const char* path) {
     AMPI_TRY(ampi_optimizer_check_rates(&c->o, c->saver));
     if (c->scaler) AMPI_TRY(amp_scaler_save(&c->s, bytes, sizeof bytes));
     AMPI_TRY(ampi_state_list(c, 0));
+
     for (const ampi_number* x = c->numbers; x < c->numbers + c->number_count; x++) {
-        if (x->optional && !x->text[strspn(x->text, "0")]) continue;
+        const int is_zero = !x->text[strspn(x->text, "0")];
+        if (x->optional && is_zero) continue;
         texts[n].key = x->key;
         texts[n++].value = x->text;
         if (x->role == AMPI_LOADED) crc = ampi_crc32(crc, x->text, strlen(x->text) + 1);
     }
+
     texts[n].key = "amp.scaler";
     if (c->scaler) texts[n++].value = ampi_show_scaler(bytes, scaler);
     texts[n].key = "amp.crc32";
@@ -14873,7 +14898,7 @@ AMPI_FN amp_result ampi_state_save(ampi_checkpoint* c, const char* path) {
     return ampi_save_file(&c->file, path, texts, n);
 }
 
-/* How a number differs, and what that means; floats in decimal. */
+/* Tells how a number differs, floats in decimal, and what that means; returns `code`. */
 AMPI_FN amp_result ampi_number_tell(ampi_checkpoint* c, const ampi_number* x, amp_result code,
         const char* outcome) {
     const char* texts[] = { x->theirs, x->text };
@@ -14887,43 +14912,52 @@ AMPI_FN amp_result ampi_number_tell(ampi_checkpoint* c, const ampi_number* x, am
         x->key, shown[0], shown[1], c->file.owner, outcome);
 }
 
-/* Loads rates that an optimizer or a group can have, fewer than 2^62 steps, and frozen ones at most
-   as many. */
+/* Loads a number from the file's text, and gives its value or bits. Returns 0 for a text that
+   saving never writes: a rate that no optimizer or group can have, more than `most` steps, an int
+   of more than 32 bits. */
+AMPI_FN int ampi_number_load(const ampi_number* x, uint64_t most, uint64_t* value) {
+    const int is_rate = x->kind == 'f', sound = ampi_read_number(x->theirs, is_rate ? 16 : 10,
+        value);
+    const uint32_t word = (uint32_t)*value;
+    if (x->kind < 'l') memcpy(x->at, &word, sizeof word);
+    else memcpy(x->at, value, sizeof *value);
+    if (is_rate && !ampi_lr_is_valid((const float*)x->at, x->of_group)) return 0;
+    return sound && (x->kind == 'l' || *value <= (x->kind == 's' ? most : UINT32_MAX));
+}
+
+/* Finds the file's text of each number, compares those that must agree, and loads state into the
+   copy. Steps are fewer than 2^62; frozen ones are at most as many as steps. A file has all of its
+   CRC-32, or none. */
 AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
     ampi_file* f = &c->file;
     const char* crc_text = ampi_text_of(f, "amp.crc32");
     char computed[AMPI_NUMBER];
-    uint64_t value, limit = ((uint64_t)1 << 62) - 1;
+    uint64_t value, most = ((uint64_t)1 << 62) - 1;
     uint32_t crc = 0;
     AMPI_CLEAR(c->o.state.frozen_steps);
     for (ampi_number* x = c->numbers; x < c->numbers + c->number_count; x++) {
-        const int is_rate = x->kind == 'f';
         const char* text = ampi_text_of(f, x->key);
-        x->theirs = text || !x->optional ? text : is_rate ? "00000000" : "0";
+        x->theirs = text || !x->optional ? text : x->kind == 'f' ? "00000000" : "0";
         AMPI_REFUSE_FILE(!x->theirs, "'%s' has no '%s'; was it written by %s?", f->path, x->key,
             c->saver);
         if (x->role == AMPI_AGREES && strcmp(x->theirs, x->text) != 0)
             return ampi_number_tell(c, x, AMP_ERR_FORMAT, "");
         if (x->role != AMPI_LOADED) continue;
-        const int sound = ampi_read_number(x->theirs, is_rate ? 16 : 10, &value);
-        const uint32_t bits = (uint32_t)value;
-        if (x->kind < 'l') memcpy(x->at, &bits, sizeof bits);
-        else memcpy(x->at, &value, sizeof value);
-        AMPI_REFUSE_FILE(!sound || (is_rate && !ampi_lr_is_valid((const float*)x->at, x->of_group))
-            || (x->kind != 'l' && value > (x->kind == 's' ? limit : UINT32_MAX)),
-            "'%s': %s is malformed", f->path, x->key);
-        if (x == c->numbers) limit = value;  /* the step: none is frozen for longer */
+        AMPI_REFUSE_FILE(!ampi_number_load(x, most, &value), "'%s': %s is malformed", f->path,
+            x->key);
+        if (x == c->numbers) most = value;  /* the step, which comes first */
         if (text) crc = ampi_crc32(crc, text, strlen(text) + 1);
     }
+
     AMPI_REFUSE_FILE(crc_text && strcmp(crc_text, ampi_show_number(crc, 16, computed)) != 0,
         "'%s' is damaged: the " "state's numbers have the CRC-32 %s, amp.crc32 says %s", f->path,
         computed, ampi_show(f, crc_text));
-    for (const ampi_entry* e = f->entries; e < f->entries + f->entry_count; e++)
+    AMPI_EACH_ENTRY(f, e)
         AMPI_REFUSE_FILE(!e->crc != !crc_text, "'%s' is damaged: CRC-32 are missing", f->path);
     return AMP_OK;
 }
 
-/* A scaler's state from its hexadecimal text. */
+/* Loads a scaler's state from the file's hexadecimal text into the copy. */
 AMPI_FN amp_result ampi_scaler_read(ampi_checkpoint* c) {
     unsigned char bytes[AMP_SCALER_STATE_BYTES] = { 0 };
     unsigned byte = 0;
@@ -14933,36 +14967,33 @@ AMPI_FN amp_result ampi_scaler_read(ampi_checkpoint* c) {
     if (!c->scaler && !text) return AMP_OK;
     AMPI_REFUSE_FILE(!c->scaler, "'%s' holds a scaler, but none is given", f->path);
     const int fits = text && strlen(text) == sizeof again - 1;
-    for (size_t i = 0; fits && i < sizeof bytes && sscanf(text + 2 * i, "%2x", &byte) == 1;)
-        bytes[i++] = (unsigned char)byte;
+
+    /* Where sscanf finds no digits, the text is not what ampi_show_scaler makes of the bytes. */
+    for (size_t i = 0; fits && i < sizeof bytes; i++) {
+        sscanf(text + 2 * i, "%2x", &byte);
+        bytes[i] = (unsigned char)byte;
+    }
     AMPI_REFUSE_FILE(!fits || strcmp(ampi_show_scaler(bytes, again), text) != 0,
         "'%s': amp.scaler is missing or malformed", f->path);
     return amp_scaler_load(&c->s, bytes, sizeof bytes);
 }
 
-/* Checks in the order in which a person wants to hear of differences; changes come after all
-   checks. */
-AMPI_FN amp_result ampi_state_load(ampi_checkpoint* c) {
-    ampi_file* f = &c->file;
+/* Gives the loaded state to the caller's objects, and tells of numbers that differ. */
+AMPI_FN amp_result ampi_state_take(ampi_checkpoint* c) {
+    amp_model* m = c->file.model;
     amp_optimizer* o = c->optimizer;
-    const ampi_number* graph = &c->numbers[c->number_count - 1];
-    AMPI_TRY(ampi_numbers_read(c));
-    AMPI_TRY(ampi_scaler_read(c));
-    AMPI_TRY(ampi_file_want(f, 0));
-    for (size_t i = 0; i < f->entry_count; i++)
-        AMPI_REFUSE_FILE(!f->entries[i].wanted, "tensor '%s' is in the file, but not in %s",
-            ampi_show(f, f->entries[i].name), f->owner);
-    AMPI_REFUSE_FILE(strcmp(graph->theirs, graph->text) != 0, "'%s' was saved by %s", f->path,
-        f->model ? "a model with other layers, types or settings of layers"
-                 : "an optimizer with its parameters in other groups");
-    AMPI_TRY(ampi_file_read(f));
     o->state = c->o.state;
     memcpy(o->groups, c->o.groups, sizeof o->groups);
-    if (c->scaler) { c->s.logger = c->scaler->logger; *c->scaler = c->s; }
-    if (f->model) f->model->training.passes = c->passes;
-    else ampi_params_write_low(o);
-    if (f->model) AMPI_TRY(amp_model_sync_params(f->model));
-    for (const ampi_number* x = c->numbers; x < graph; x++) {
+    if (c->scaler) {
+        c->s.logger = c->scaler->logger;
+        *c->scaler = c->s;
+    }
+    if (m) {
+        m->training.passes = c->passes;
+        AMPI_TRY(amp_model_sync_params(m));
+    } else ampi_params_write_low(o);
+
+    for (const ampi_number* x = c->numbers; x < c->numbers + c->number_count; x++) {
         const int is_rate = x->role == AMPI_LOADED && x->kind == 'f';
         if ((x->role == AMPI_KEPT || is_rate) && strcmp(x->theirs, x->text) != 0)
             ampi_number_tell(c, x, AMP_OK, is_rate ? ", which takes the file's"
@@ -14971,16 +15002,32 @@ AMPI_FN amp_result ampi_state_load(ampi_checkpoint* c) {
     return AMP_OK;
 }
 
+/* Checks in the order in which a person wants to hear of differences; changes come after all
+   checks. */
+AMPI_FN amp_result ampi_state_load(ampi_checkpoint* c) {
+    ampi_file* f = &c->file;
+    const ampi_number* graph = &c->numbers[c->number_count - 1];
+    AMPI_TRY(ampi_numbers_read(c));
+    AMPI_TRY(ampi_scaler_read(c));
+    AMPI_TRY(ampi_file_want(f, 0));
+    AMPI_EACH_ENTRY(f, e)
+        AMPI_REFUSE_FILE(!e->wanted, "tensor '%s' is in the file, but not in %s",
+            ampi_show(f, e->name), f->owner);
+    AMPI_REFUSE_FILE(strcmp(graph->theirs, graph->text) != 0, "'%s' was saved by %s", f->path,
+        f->model ? "a model with other layers, types or settings of layers"
+                 : "an optimizer with its parameters in other groups");
+    AMPI_TRY(ampi_file_read(f));
+    return ampi_state_take(c);
+}
+
 /* Leaves out the "module." that PyTorch's DataParallel puts before all names, unless the model has
-   such names. */
+   such names. Entries are sorted: the first and the last name tell of all. */
 AMPI_FN void ampi_file_strip(ampi_file* f) {
     static const char prefix[] = "module.";
-    const size_t n = sizeof prefix - 1;
-    ampi_entry *first = f->entries, *end = first + f->entry_count;
-    if (first == end || strncmp(f->tensors->tensor.name, prefix, n) == 0) return;
-    /* they are sorted */
-    if (strncmp(first->name, prefix, n) != 0 || strncmp(end[-1].name, prefix, n) != 0) return;
-    for (; first < end; first++) first->name += n;
+    if (f->entry_count > 0 && !ampi_behind(prefix, f->tensors->tensor.name)
+            && ampi_behind(prefix, f->entries->name)
+            && ampi_behind(prefix, f->entries[f->entry_count - 1].name))
+        AMPI_EACH_ENTRY(f, e) e->name += sizeof prefix - 1;
 }
 
 /* Weights by name from an open file, and how many; the logger hears of those that it lacks. */
@@ -15003,46 +15050,56 @@ AMPI_FN amp_result ampi_weights_load(ampi_checkpoint* c, int* count) {
     return AMP_OK;
 }
 
-/* m = NULL: a loop, whose parameters may have changed since init. */
+/* What a call does; the first two write a file. */
 enum { AMPI_SAVE, AMPI_TRY_SAVE, AMPI_LOAD, AMPI_LOAD_WEIGHTS };
 
-/* Saves or loads all that a checkpoint holds. */
+/* Checks what a checkpoint is of, a model or with m = NULL a loop, and fills in *c what
+   ampi_file_begin has not. The desc's flags become 0 or 1, as they are compared. */
+AMPI_FN amp_result ampi_checkpoint_begin(ampi_checkpoint* c, amp_model* m, amp_optimizer* o,
+        amp_scaler* s) {
+    ampi_file* f = &c->file;
+    AMPI_REFUSE_AS(m && !m->finalized, AMP_ERR_STATE, "the model is not finalized");
+    AMPI_REFUSE_AS(m && !o, AMP_ERR_STATE, "the model has no parameters");
+    AMPI_REFUSE_AS(m && m->micro, AMP_ERR_STATE, "finish the micro-batches of the step first");
+    AMPI_REFUSE_AS(!o || !o->params, AMP_ERR_ARGUMENT, "there is no optimizer");
+    AMPI_REFUSE_AS(s && ampi_scaler_ready(s), AMP_ERR_STATE, "amp_scaler_init was never called");
+    f->model = m;
+    f->owner = m ? "the model" : "the optimizer";
+    c->saver = m ? "amp_checkpoint_save" : "amp_optimizer_save";
+    c->passes = m ? m->training.passes : 0;
+
+    c->optimizer = o;
+    c->o = *o;
+    c->o.desc.maximize = o->desc.maximize != 0;
+    c->o.desc.nesterov = o->desc.nesterov != 0;
+    c->scaler = s;
+    if (s) c->s = *s;
+    AMPI_CLEAR(c->o.logger);
+    if (f->desc.logger) c->o.logger = *f->desc.logger;
+    c->s.logger = c->o.logger;
+
+    ampi_numbers_list(c);
+    return m ? AMP_OK : ampi_params_validate(&c->o);  /* a loop may have changed them since init */
+}
+
+/* Saves or loads all that a checkpoint holds. more: tensors of the caller's beside those of o. */
 AMPI_FN amp_result ampi_checkpoint_do(int what, amp_model* m, amp_optimizer* o, amp_scaler* s,
         const char* path, const amp_file_tensor* more, int more_count, const amp_file_desc* desc,
         int* count) {
     ampi_checkpoint c;
-    const amp_logger silent = { NULL, NULL }, *logger = desc && desc->logger ? desc->logger
-        : &silent;
+    amp_result r;
     AMPI_CLEAR(c);
     AMPI_TRY(ampi_file_begin(&c.file, path, more, more_count, desc));
-    AMPI_REFUSE_CALL(m && !m->finalized, AMP_ERR_STATE, "checkpoint: the model is not finalized");
-    AMPI_REFUSE_CALL(m && !o, AMP_ERR_STATE, "checkpoint: the model has no parameters");
-    AMPI_REFUSE_CALL(m && m->micro, AMP_ERR_STATE,
-        "checkpoint: finish the micro-batches of the step first");
-    AMPI_REFUSE_CALL(!o || !o->params, AMP_ERR_ARGUMENT, "checkpoint: there is no optimizer");
-    AMPI_REFUSE_CALL(s && ampi_scaler_ready(s), AMP_ERR_STATE,
-        "checkpoint: amp_scaler_init was never called");
-    c.file.model = m;
-    c.file.owner = m ? "the model" : "the optimizer";
-    c.saver = m ? "amp_checkpoint_save" : "amp_optimizer_save";
-    c.optimizer = o;
-    c.o = *o;
-    c.o.logger = *logger;
-    c.o.desc.maximize = o->desc.maximize != 0;
-    c.o.desc.nesterov = o->desc.nesterov != 0;
-    c.scaler = s;
-    if (s) c.s = *s;
-    c.s.logger = *logger;
-    c.passes = m ? m->training.passes : 0;
-    ampi_numbers_list(&c);
-    if (!m) AMPI_TRY(ampi_params_validate(&c.o));
+    AMPI_TRY(ampi_checkpoint_begin(&c, m, o, s));
     c.file.is_trial = what == AMPI_TRY_SAVE;
-    const int saves = what <= AMPI_TRY_SAVE;
-    amp_result r = saves ? ampi_state_save(&c, path) : ampi_state_list(&c,
-        what == AMPI_LOAD_WEIGHTS);
-    if (r == AMP_OK && !saves) r = ampi_file_open(&c.file, path);
-    if (r == AMP_OK && what == AMPI_LOAD) r = ampi_state_load(&c);
-    if (r == AMP_OK && what == AMPI_LOAD_WEIGHTS) r = ampi_weights_load(&c, count);
+
+    if (what <= AMPI_TRY_SAVE) r = ampi_state_save(&c, path);
+    else {
+        r = ampi_state_list(&c, what == AMPI_LOAD_WEIGHTS);
+        if (r == AMP_OK) r = ampi_file_open(&c.file, path);
+        if (r == AMP_OK) r = what == AMPI_LOAD ? ampi_state_load(&c)
+            : ampi_weights_load(&c, count);
+    }
     ampi_free(c.tensors, &c.file.desc.allocator);
     return ampi_file_close(&c.file, r);
 }
