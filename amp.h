@@ -12543,6 +12543,13 @@ AMPI_FN const void* ampi_weights(const amp_model* m, int param) {
     return m->params[param].low ? m->params[param].low : (const void*)m->params[param].master;
 }
 
+/* What an optimizer trains: the masters, or without them the low weights. */
+AMPI_FN amp_ref ampi_trained(const amp_param* p) {
+    return p->master ? amp_f32(p->master) : amp_ref_of(p->low, p->low_dtype);
+}
+
+/* The memory for the gradient of parameter number `param`; NULL for no parameter, or while it is
+   frozen. */
 AMPI_FN void* ampi_weight_grad(const amp_model* m, int param) {
     return param == AMPI_NONE ? NULL : m->params[param].grad;
 }
@@ -12673,14 +12680,13 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
     return AMP_ERR_UNSUPPORTED;
 }
 
-/* amp_stats_collect for memory of the backend. */
-AMPI_FN amp_result ampi_collect(amp_model* m, amp_stats* out, const void* data, amp_dtype dtype,
-        size_t n) {
+/* Adds statistics of n elements x in the backend's memory to *out. */
+AMPI_FN amp_result ampi_collect(amp_model* m, amp_stats* out, amp_ref x, size_t n) {
     float tile[AMPI_BLOCK];
     for (size_t at = 0; at < n; at += AMPI_BLOCK) {
         const size_t k = ampi_min_size(n - at, AMPI_BLOCK);
-        AMPI_RUN(download, amp_ref_of(tile, dtype), amp_ref_of(ampi_at(data, dtype, at), dtype), k);
-        amp_stats_collect(out, tile, dtype, k, m->policy.low_dtype, 1);
+        AMPI_RUN(download, amp_ref_of(tile, x.dtype), ampi_from(x, at), k);
+        amp_stats_collect(out, tile, x.dtype, k, m->policy.low_dtype, 1);
     }
     return AMP_OK;
 }
@@ -12689,8 +12695,8 @@ AMPI_FN amp_result ampi_collect(amp_model* m, amp_stats* out, const void* data, 
 AMPI_FN amp_result ampi_observe(amp_model* m, const ampi_node* n, int is_gradient) {
     if (!m->pass.observed || n->layer.op == AMPI_OP_CAST || ampi_is_loss(n)) return AMP_OK;
     amp_layer_stats* to = &m->pass.observed[n->number];
-    return ampi_collect(m, is_gradient ? &to->output_gradient : &to->output, is_gradient ? n->grad
-        : n->data, ampi_stored(n), m->pass.rows * n->features);
+    return ampi_collect(m, is_gradient ? &to->output_gradient : &to->output, is_gradient
+        ? ampi_gradient_of(n) : ampi_output_of(n), m->pass.rows * n->features);
 }
 
 /* May a pass for the losses leave n out: a head that only predictions use? */
@@ -14842,8 +14848,7 @@ AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
         AMPI_REFUSE_LIST(!ampi_is_free_name(p->name) || !p->name[0]
             || strlen(p->name) + sizeof ".m" > AMPI_TENSOR_NAME,
             "parameter %d needs a name of 1 to %d bytes in UTF-8", i, AMPI_TENSOR_NAME - 3);
-        ampi_state_add(c, p->name, "", p->master ? amp_f32(p->master)
-            : amp_ref_of(p->low, p->low_dtype), p->count, i);
+        ampi_state_add(c, p->name, "", ampi_trained(p), p->count, i);
         if (weights_alone) continue;
         if (p->m) ampi_state_add(c, p->name, ".m", amp_f32(p->m), p->count, i);
         if (p->v) ampi_state_add(c, p->name, ".v", amp_f32(p->v), p->count, i);
@@ -15149,7 +15154,23 @@ AMPI_COMPILE_WELL
    Words. picture: a list of titles and bars that is drawn as an SVG or printed. Numbers go
    through ampi_print, which knows no locale. */
 
-/* Runs a training pass without an update, and collects numbers of each layer. */
+/* Adds to stats what each layer's parameters and their gradients are. */
+AMPI_FN amp_result ampi_collect_params(amp_model* m, amp_layer_stats* stats) {
+    AMPI_EACH_NODE(n)
+        for (int k = 0; k < 2; k++) {
+            const int param = k ? n->bias : n->weight;
+            amp_layer_stats* to = &stats[n->number];
+            if (param == AMPI_NONE) continue;
+            const amp_param* p = &m->params[param];
+            AMPI_TRY(ampi_collect(m, &to->weight, ampi_trained(p), p->count));
+            if (p->grad) AMPI_TRY(ampi_collect(m, &to->weight_gradient,
+                amp_ref_of(p->grad, p->grad_dtype), p->count));
+        }
+    return AMP_OK;
+}
+
+/* Runs a training pass without an update, and collects numbers of each layer. The pass observes
+   outputs and their gradients; it leaves running statistics alone. */
 AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_layer_stats* stats,
         int capacity) {
     fenv_t floats;
@@ -15158,6 +15179,7 @@ AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_lay
     AMPI_REFUSE(!stats || capacity < m->layer_count, AMP_ERR_ARGUMENT,
         "model stats: room for %d layers, %d are needed", stats ? capacity : 0, m->layer_count);
     memset(stats, 0, (size_t)m->layer_count * sizeof *stats);
+
     ampi_start_pass(m, batch, 1);
     m->pass.looking = 1;
     m->pass.observed = stats;
@@ -15167,17 +15189,7 @@ AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_lay
     if (r == AMP_OK) r = ampi_load_batch(m);
     if (r == AMP_OK) r = ampi_forward(m, m->last, 1);
     if (r == AMP_OK) r = ampi_backward(m);
-    for (const ampi_node* n = m->first; n && r == AMP_OK; n = n->next)
-        for (int k = 0; k < 2 && r == AMP_OK; k++) {
-            const int param = k ? n->bias : n->weight;
-            const amp_param* p = param == AMPI_NONE ? NULL : &m->params[param];
-            amp_layer_stats* to = &stats[n->number];
-            if (!p) continue;
-            r = p->master ? ampi_collect(m, &to->weight, p->master, AMP_F32, p->count)
-                          : ampi_collect(m, &to->weight, p->low, p->low_dtype, p->count);
-            if (r == AMP_OK && p->grad)
-                r = ampi_collect(m, &to->weight_gradient, p->grad, p->grad_dtype, p->count);
-        }
+    if (r == AMP_OK) r = ampi_collect_params(m, stats);
     fesetenv(&floats);
     return r;
 }
@@ -15196,11 +15208,25 @@ AMPI_FN void ampi_optimizer_print(const amp_optimizer* o, FILE* out) {
     ampi_print(out, d->group_count > 0 ? "; %d groups\n" : "\n", d->group_count);
 }
 
+/* Prints a layer's row of the table whose head amp_model_print prints. width: columns of the
+   name. */
+AMPI_FN void ampi_layer_print(const amp_layer* l, int width, FILE* out) {
+    char shape[48];
+    AMPI_SAY(shape, "%dx%dx%d", l->channels, l->height, l->width);
+    ampi_print(out, "%-*s %-22s %-14s %-7s %-7s %-7s %-8s %-20s %10llu ", width, l->name,
+            amp_op_name(l->op), shape, amp_dtype_name(l->compute_dtype),
+            amp_dtype_name(l->storage_dtype), l->parameters ? amp_dtype_name(l->param_dtype)
+            : "-", amp_rule_name(l->rule), amp_reason_name(l->reason), (ampi_ull)l->parameters);
+    if (l->in_place || l->op == AMP_OP_FLATTEN) ampi_print(out, "%12s", "in place");
+    else ampi_print(out, "%12llu", (ampi_ull)l->activation_bytes);
+    ampi_print(out, l->casts ? "  (+%d cast)\n" : "\n", l->casts);
+}
+
 /* Prints settings, layers with their types and who chose them, and memory. */
 AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out) {
     amp_memory mem;
     size_t parameters = 0;
-    int width = 24;
+    int width = 24;  /* columns of the longest name, or more */
     if (!m) return AMP_ERR_ARGUMENT;
     AMPI_REFUSE_NULL("amp_model_print", out);
     AMPI_TRY(ampi_check_finalized(m, "amp_model_print"));
@@ -15209,26 +15235,18 @@ AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out) {
         ampi_print(out, " %s, style %s", amp_dtype_name(m->policy.low_dtype),
             amp_style_name(m->policy.style));
     ampi_print(out, ", batch %d\n", m->desc.batch);
+
     for (int i = 0; i < m->layer_count; i++) {
-        const int length = (int)strlen(amp_model_layer(m, i)->name);
+        const amp_layer* l = amp_model_layer(m, i);
+        const int length = (int)strlen(l->name);
         if (length > width) width = length;
+        parameters += l->parameters;
     }
     ampi_print(out, "%-*s %-22s %-14s %-7s %-7s %-7s %-8s %-20s %10s %12s\n", width, "layer",
             "operator", "output", "compute", "stored", "weights", "rule", "chosen by", "parameters",
             "bytes");
-    for (int i = 0; i < m->layer_count; i++) {
-        const amp_layer* l = amp_model_layer(m, i);
-        char shape[48];
-        AMPI_SAY(shape, "%dx%dx%d", l->channels, l->height, l->width);
-        ampi_print(out, "%-*s %-22s %-14s %-7s %-7s %-7s %-8s %-20s %10llu ", width, l->name,
-                amp_op_name(l->op), shape, amp_dtype_name(l->compute_dtype),
-                amp_dtype_name(l->storage_dtype), l->parameters ? amp_dtype_name(l->param_dtype)
-                : "-", amp_rule_name(l->rule), amp_reason_name(l->reason), (ampi_ull)l->parameters);
-        if (l->in_place || l->op == AMP_OP_FLATTEN) ampi_print(out, "%12s", "in place");
-        else ampi_print(out, "%12llu", (ampi_ull)l->activation_bytes);
-        ampi_print(out, l->casts ? "  (+%d cast)\n" : "\n", l->casts);
-        parameters += l->parameters;
-    }
+    for (int i = 0; i < m->layer_count; i++) ampi_layer_print(amp_model_layer(m, i), width, out);
+
     AMPI_TRY(amp_model_memory(m, &mem));
     ampi_print(out,
             "%llu parameters; bytes: activations %llu, weights f32 %llu, weights 16-bit %llu, "
@@ -15242,10 +15260,11 @@ AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out) {
     return ferror(out) ? AMP_ERR_IO : AMP_OK;
 }
 
-/* Prints counts and a histogram of exponents. */
+/* Prints counts and a histogram: a line for each exponent from the smallest found to the largest.
+   The fullest bin has 50 marks, one that is not empty at least one. */
 AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out) {
     static const char bar[] = "##################################################";
-    uint64_t limit = 1;
+    uint64_t fullest = 1;
     int first = AMP_STATS_BINS, last = -1;
     if (!s || !out) return AMP_ERR_ARGUMENT;
     ampi_print(out, "%llu values: %llu zero, %llu subnormal, %llu inf, %llu nan; |x| %g to %g\n",
@@ -15255,31 +15274,36 @@ AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out) {
             "after a cast: %llu to zero, %llu to subnormal, %llu to inf; suggested scale %g\n",
             (ampi_ull)s->would_underflow, (ampi_ull)s->would_be_subnormal,
             (ampi_ull)s->would_overflow, (double)s->suggested_scale);
+
     for (int i = 0; i < AMP_STATS_BINS; i++) {
         if (!s->histogram[i]) continue;
         first = ampi_min_int(first, i);
         last = i;
-        if (s->histogram[i] > limit) limit = s->histogram[i];
+        if (s->histogram[i] > fullest) fullest = s->histogram[i];
     }
     for (int i = first; i <= last; i++)
         ampi_print(out, "2^%-5d %10llu %.*s\n", i + AMP_STATS_MIN_EXPONENT,
                 (ampi_ull)s->histogram[i],
-                (int)((s->histogram[i] * (sizeof bar - 1) + limit - 1) / limit), bar);
+                (int)((s->histogram[i] * (sizeof bar - 1) + fullest - 1) / fullest), bar);
     return ferror(out) ? AMP_ERR_IO : AMP_OK;
 }
 
 /* --- the precision report and the history: rows of bars, as a picture or as text --- */
 
 typedef struct ampi_picture {
-    void (*list)(struct ampi_picture* p);  /* gives ampi_bars each row */
-    amp_model* m;
-    const amp_layer_stats* stats;
-    const amp_history* history;
-    int low, count;  /* bars that are shown */
-    int svg, y;      /* 1 = SVG, with the last row at y; else text */
-    FILE* out;       /* NULL while a picture is measured */
+    void (*list)(struct ampi_picture* p);  /* gives ampi_title and ampi_bars each row */
+    amp_model* m;                  /* of a report, with */
+    const amp_layer_stats* stats;  /* of each layer */
+    const amp_history* history;    /* of a history */
+    int low, count;  /* which bars of each array are shown: from `low` on, so many */
+    int svg;         /* 1 = SVG, 0 = text */
+    int y;           /* pixels from an SVG's top to its last row */
+    FILE* out;       /* NULL while a picture is measured: only y moves */
 } ampi_picture;
-#define AMPI_GRAY "#7b7f86"  /* like all colors about as far from white as from black */
+
+/* Colors of rows: all are about as far from white as from black. */
+#define AMPI_GRAY "#7b7f86"
+#define AMPI_RED "#e03131"
 
 /* Text in ASCII, with nothing that XML would interpret, the end of a CDATA section "]]>"
    included. */
@@ -15291,24 +15315,33 @@ AMPI_FN void ampi_svg_text(const ampi_picture* p, int x, const char* color, cons
     fputs("</text>\n", p->out);
 }
 
-/* A title; or bars, `height` pixels at most, between a name and what is told of them. In text a bar
-   is a character. */
+/* A row that is a title. */
+AMPI_FN void ampi_title(ampi_picture* p, const char* text) {
+    p->y += 36;
+    if (p->out && p->svg) ampi_svg_text(p, 10, AMPI_GRAY, text);
+    else if (p->out) ampi_print(p->out, "%s\n", text);
+}
+
+/* A row of bars between a name and what is told of them. The largest is `height` pixels, or in text
+   the last of eight characters; a bar that is not 0 can be seen. */
 AMPI_FN void ampi_bars(ampi_picture* p, const char* color, const char* name, const uint64_t* bars,
         int height, const char* told) {
-    const double width = 540.0 / p->count;
+    const double width = 540.0 / p->count;  /* pixels from bar to bar */
     uint64_t largest = 1;
     char shown[AMPI_SHOWN];
-    if (bars) name = ampi_show_ends(name, 5, 14, shown);
-    p->y += bars ? height + 6 : 36;
-    if (p->out && p->svg) ampi_svg_text(p, bars ? 20 : 10, color, name);
-    else if (p->out) ampi_print(p->out, bars ? "  %-22s|" : "%s\n", name);
-    if (!p->out || !bars) return;
-    if (p->svg) ampi_svg_text(p, 700, color, told);
-    if (p->svg)
+    p->y += height + 6;
+    if (!p->out) return;
+    name = ampi_show_ends(name, 5, 14, shown);
+    if (p->svg) {
+        ampi_svg_text(p, 20, color, name);
+        ampi_svg_text(p, 700, color, told);
         ampi_print(p->out, "<path stroke=\"%s\" stroke-width=\"%.1f\" d=\"", color, 0.8 * width);
-    for (int i = 0; i < p->count; i++) if (bars[p->low + i] > largest) largest = bars[p->low + i];
+    } else ampi_print(p->out, "  %-22s|", name);
+
+    bars += p->low;
+    for (int i = 0; i < p->count; i++) if (bars[i] > largest) largest = bars[i];
     for (int i = 0; i < p->count; i++) {
-        const double share = (double)bars[p->low + i] / (double)largest;
+        const double share = (double)bars[i] / (double)largest;
         if (!p->svg) putc(" .:-=+*#@"[share > 0.0 ? 1 + (int)(7.0 * share) : 0], p->out);
         else if (share > 0.0)
             ampi_print(p->out, "M%.1f %dv-%.1f", 150.0 + width * (i + 0.5), p->y,
@@ -15317,7 +15350,8 @@ AMPI_FN void ampi_bars(ampi_picture* p, const char* color, const char* name, con
     ampi_print(p->out, p->svg ? "\"/>\n" : "| %s\n", told);
 }
 
-/* Draws a picture twice: first only its height is found, then it is written. */
+/* Writes a picture whose rows are listed twice: first only their height is found, which SVG's first
+   line tells. */
 AMPI_FN void ampi_picture_draw(ampi_picture* p, FILE* out) {
     p->list(p);
     ampi_print(out,
@@ -15330,28 +15364,32 @@ AMPI_FN void ampi_picture_draw(ampi_picture* p, FILE* out) {
     fputs("</svg>\n", out);
 }
 
-/* To `out` or, if NULL, into a file. */
+/* As text to `out` or, if NULL, as a picture into the file `path`. */
 AMPI_FN amp_result ampi_picture_put(ampi_picture* p, FILE* out, const char* path,
         const amp_file_desc* desc) {
     ampi_file f;
     p->out = out;
     p->svg = !out;
-    if (out) p->list(p);
-    if (out) return ferror(out) ? AMP_ERR_IO : AMP_OK;
+    if (out) {
+        p->list(p);
+        return ferror(out) ? AMP_ERR_IO : AMP_OK;
+    }
     AMPI_TRY(ampi_file_begin(&f, path, NULL, 0, desc));
     f.draw = ampi_picture_draw;
     f.picture = p;
     return ampi_file_close(&f, ampi_save_file(&f, path, NULL, 0));
 }
 
-/* The ranges of the small formats as bars on the axis of exponents. */
+/* The ranges of the small formats as bars on the axis of exponents, those of subnormals lower. */
 AMPI_FN void ampi_report_formats(ampi_picture* p) {
+    /* Exponents of the largest, the smallest normal and the smallest subnormal number. */
     static const struct { const char* name; int most, normal, least; } formats[] = {
-        { "fp16", 15, -14, -24 }, { "bf16", 127, -126, -133 }, { "e4m3", 8, -6, -9 },
-            { "e5m2", 15, -14, -16 } };
+        { "fp16", 15, -14, -24 }, { "bf16", 127, -126, -133 },
+        { "e4m3", 8, -6, -9 }, { "e5m2", 15, -14, -16 }
+    };
     uint64_t bars[AMP_STATS_BINS];
     char told[80];
-    for (int i = 0; i < 4; i++) {
+    for (size_t i = 0; i < AMPI_LENGTH(formats); i++) {
         for (int k = 0, e = AMP_STATS_MIN_EXPONENT; k < AMP_STATS_BINS; k++, e++)
             bars[k] = e < formats[i].least || e > formats[i].most ? 0 : e < formats[i].normal ? 1
                 : 3;
@@ -15361,21 +15399,35 @@ AMPI_FN void ampi_report_formats(ampi_picture* p) {
     }
 }
 
-/* The forward pass goes down the list, then the backward pass up: inf begins in the first output,
-   or last gradient. */
+/* A row of the histogram of s, whose values a cast makes 0 or infinite in these shares; red where
+   there are inf or NaN. */
+AMPI_FN void ampi_report_row(ampi_picture* p, const char* color, const char* name,
+        const amp_stats* s) {
+    const double percent = 100.0 / (double)s->count;
+    char told[300];
+    AMPI_SAY(told, "%.3g %% zero, %.3g %% under, %.3g %% over, %llu inf, %llu nan",
+        percent * (double)s->zeros, percent * (double)s->would_underflow,
+        percent * (double)s->would_overflow, (ampi_ull)s->infs, (ampi_ull)s->nans);
+    ampi_bars(p, s->infs + s->nans > 0 ? AMPI_RED : color, name, s->histogram, 12, told);
+}
+
+/* The report: four rows a layer, and where inf or NaN begin. The forward pass goes down the list:
+   the first output or weight that has them is to blame. Where none has them it is the last
+   gradient, as the backward pass goes up. */
 AMPI_FN void ampi_report_list(ampi_picture* p) {
     static const char* const names[] = { "outputs", "weights", "weight gradients",
         "output gradients" };
     static const char* const colors[] = { "#2b9348", "#2f86eb", "#a05fc4", "#d9660f" };
     const amp_policy* policy = &p->m->policy;
     const double scale = (double)amp_model_scaler(p->m)->state.scale;
-    double suggested = 0.0;
-    int forward = 0;
+    double suggested = 0.0;  /* by which to multiply the scale: the least of all gradients */
+    int forward = 0;         /* 1 = an output or weight has inf or NaN */
     char text[300], trouble[200] = "";
     AMPI_SAY(text, "%s, shares of a cast to %s", amp_level_name(policy->level),
         amp_dtype_name(policy->low_dtype));
-    ampi_bars(p, AMPI_GRAY, text, NULL, 0, NULL);
+    ampi_title(p, text);
     ampi_report_formats(p);
+
     for (int i = 0; i < 4 * p->m->layer_count; i++) {
         const int k = i % 4;
         const amp_layer* l = amp_model_layer(p->m, i / 4);
@@ -15383,34 +15435,37 @@ AMPI_FN void ampi_report_list(ampi_picture* p) {
         const amp_stats* const all[] = { &of->output, &of->weight, &of->weight_gradient,
             &of->output_gradient };
         const amp_stats* s = all[k];
+        const double limit = (double)s->suggested_scale;
         if (s->count == 0) continue;
-        const double percent = 100.0 / (double)s->count, limit = (double)s->suggested_scale;
-        const int bad = s->infs + s->nans > 0;
         AMPI_SAY(text, "%s: %s in %s (%s)", l->name, amp_op_name(l->op),
             amp_dtype_name(l->compute_dtype), amp_reason_name(l->reason));
-        if (k == 0) ampi_bars(p, AMPI_GRAY, text, NULL, 0, NULL);
-        AMPI_SAY(text, "%.3g %% zero, %.3g %% under, %.3g %% over, %llu inf, %llu nan",
-            percent * (double)s->zeros, percent * (double)s->would_underflow,
-            percent * (double)s->would_overflow, (ampi_ull)s->infs, (ampi_ull)s->nans);
-        ampi_bars(p, bad ? "#e03131" : colors[k], names[k], s->histogram, 12, text);
+        if (k == 0) ampi_title(p, text);
+        ampi_report_row(p, colors[k], names[k], s);
+
         if (k > 1 && limit > 0.0 && (suggested <= 0.0 || limit < suggested)) suggested = limit;
-        if (bad && !forward)
-            AMPI_SAY(trouble, "; inf or NaN begin in the %s of '%s'", names[k], l->name);
-        forward |= bad && k < 2;
+        if (s->infs + s->nans == 0 || forward) continue;
+        AMPI_SAY(trouble, "; inf or NaN begin in the %s of '%s'", names[k], l->name);
+        forward = k < 2;
     }
     AMPI_SAY(text, "loss scale %.9g, suggested %.9g%s", scale, scale * suggested, trouble);
-    ampi_bars(p, AMPI_GRAY, text, NULL, 0, NULL);
+    ampi_title(p, text);
 }
 
 /* The precision report of a batch, as text or as a picture in the file `path`. */
 AMPI_FN amp_result ampi_report(amp_model* m, const amp_batch* batch, FILE* out, const char* path) {
+    ampi_picture p;
     AMPI_TRY(ampi_check_finalized(m, "report"));
     const amp_file_desc desc = { m->desc.allocator, &m->op_logger };
     const size_t bytes = (size_t)m->layer_count * sizeof(amp_layer_stats);
     amp_layer_stats* stats = (amp_layer_stats*)ampi_alloc(bytes, &desc.allocator);
-    ampi_picture p = { ampi_report_list, m, stats, NULL, -40 - AMP_STATS_MIN_EXPONENT, 60, 0, 0,
-        NULL };
     AMPI_REFUSE(!stats, AMP_ERR_MEMORY, "report: no memory for %llu bytes", (ampi_ull)bytes);
+    AMPI_CLEAR(p);
+    p.list = ampi_report_list;
+    p.m = m;
+    p.stats = stats;
+    p.low = -40 - AMP_STATS_MIN_EXPONENT;  /* bars of 2^-40 to 2^19 */
+    p.count = 60;
+
     amp_result r = amp_model_stats(m, batch, stats, m->layer_count);
     if (r == AMP_OK) r = ampi_picture_put(&p, out, path, &desc);
     ampi_free(stats, &desc.allocator);
@@ -15425,53 +15480,77 @@ AMP_DEF amp_result amp_report_print(amp_model* m, const amp_batch* batch, FILE* 
     return ampi_report(m, batch, out, NULL);
 }
 
-/* Three curves, with gaps where a step has no number; then a row for each culprit of skipped
-   steps. */
-AMPI_FN void ampi_history_list(ampi_picture* p) {
-    static const char* const names[] = { "loss", "log2 of loss scale", "log2 of gradient norm" };
-    const amp_history* h = p->history;
-    const int count = h->count < AMP_HISTORY_STEPS ? (int)h->count : AMP_HISTORY_STEPS;
-    const amp_step_info* kept[AMP_HISTORY_STEPS];
+/* A curve of bars, from the smallest of y[count] to the largest, with a gap at each number that is
+   not finite. */
+AMPI_FN void ampi_history_curve(ampi_picture* p, const char* name, const double* y, int count) {
     uint64_t bars[AMP_HISTORY_STEPS] = { 0 };
-    char text[100];
-    for (int i = 0; i < count; i++)
-        kept[i] = &h->steps[(h->count - (uint64_t)(count - i)) % AMP_HISTORY_STEPS];
-    AMPI_SAY(text, "the last %d of %llu steps", count, (ampi_ull)h->count);
-    ampi_bars(p, AMPI_GRAY, text, NULL, 0, NULL);
-    for (int k = 0; k < 3; k++) {
-        double y[AMP_HISTORY_STEPS], low = 0.0, upper = 0.0;
-        int known = 0;
-        for (int i = 0; i < count; i++) {
-            y[i] = k == 0 ? (double)kept[i]->loss : k == 1 ? (double)kept[i]->scale_before
-                : kept[i]->grad_norm;
-            if (k > 0 && ampi_is_finite64(&y[i]))
-                y[i] = y[i] > 0.0 ? log2(y[i]) : ampi_double(AMPI_INF64);
-            if (!ampi_is_finite64(&y[i])) continue;
-            if (!known || y[i] < low) low = y[i];
-            if (!known++ || y[i] > upper) upper = y[i];
-        }
-        for (int i = 0; i < count; i++)
-            bars[i] = ampi_is_finite64(&y[i]) ? 1 + (uint64_t)(upper > low
-                ? 999 * (y[i] - low) / (upper - low) : 0) : 0;
-        AMPI_SAY(text, "%.4g to %.4g", low, upper);
-        ampi_bars(p, "#2f86eb", names[k], bars, 60, text);
+    double low = 0.0, upper = 0.0;
+    int known = 0;  /* finite numbers so far */
+    char told[100];
+    for (int i = 0; i < count; i++) {
+        if (!ampi_is_finite64(&y[i])) continue;
+        if (!known || y[i] < low) low = y[i];
+        if (!known++ || y[i] > upper) upper = y[i];
     }
+    for (int i = 0; i < count; i++)
+        if (ampi_is_finite64(&y[i]))
+            bars[i] = 1 + (uint64_t)(upper > low ? 999 * (y[i] - low) / (upper - low) : 0);
+    AMPI_SAY(told, "%.4g to %.4g", low, upper);
+    ampi_bars(p, "#2f86eb", name, bars, 60, told);
+}
+
+/* A row for each culprit of skipped steps, at its first one: a bar for each step that it cost. */
+AMPI_FN void ampi_history_culprits(ampi_picture* p, const amp_step_info* const* kept, int count) {
+    uint64_t bars[AMP_HISTORY_STEPS] = { 0 };
+    char told[100];
     for (int i = 0; i < count; i++) {
         int times = 0, first = count;
         for (int j = count - 1; j >= 0; j--) {
             bars[j] = kept[j]->outcome > AMP_STEP_ACCUMULATED
                 && !strcmp(kept[j]->culprit, kept[i]->culprit);
-            if (bars[j]) { times++; first = j; }
+            if (!bars[j]) continue;
+            times++;
+            first = j;
         }
-        AMPI_SAY(text, "%s, %d times", amp_outcome_name(kept[i]->outcome), times);
-        if (first == i) ampi_bars(p, "#e03131", kept[i]->culprit, bars, 12, text);
+        AMPI_SAY(told, "%s, %d times", amp_outcome_name(kept[i]->outcome), times);
+        if (first == i) ampi_bars(p, AMPI_RED, kept[i]->culprit, bars, 12, told);
     }
+}
+
+/* The history: three curves over the steps that it keeps, the oldest first, then the culprits. */
+AMPI_FN void ampi_history_list(ampi_picture* p) {
+    static const char* const names[] = { "loss", "log2 of loss scale", "log2 of gradient norm" };
+    const amp_history* h = p->history;
+    const int count = (int)ampi_min_size((size_t)h->count, AMP_HISTORY_STEPS);
+    const amp_step_info* kept[AMP_HISTORY_STEPS];
+    double y[AMP_HISTORY_STEPS];
+    char text[100];
+    for (int i = 0; i < count; i++)
+        kept[i] = &h->steps[(h->count - (uint64_t)(count - i)) % AMP_HISTORY_STEPS];
+    AMPI_SAY(text, "the last %d of %llu steps", count, (ampi_ull)h->count);
+    ampi_title(p, text);
+
+    for (int k = 0; k < 3; k++) {
+        for (int i = 0; i < count; i++) {
+            y[i] = k == 0 ? (double)kept[i]->loss : k == 1 ? (double)kept[i]->scale_before
+                : kept[i]->grad_norm;
+            /* A logarithm of 0 or less is a gap. */
+            if (k > 0 && ampi_is_finite64(&y[i]))
+                y[i] = y[i] > 0.0 ? log2(y[i]) : ampi_double(AMPI_INF64);
+        }
+        ampi_history_curve(p, names[k], y, count);
+    }
+    ampi_history_culprits(p, kept, count);
 }
 
 /* Writes the picture or the text of a history. */
 AMPI_FN amp_result ampi_history_put(const amp_history* h, FILE* out, const char* path,
         const amp_file_desc* desc) {
-    ampi_picture p = { ampi_history_list, NULL, NULL, h, 0, AMP_HISTORY_STEPS, 0, 0, NULL };
+    ampi_picture p;
+    AMPI_CLEAR(p);
+    p.list = ampi_history_list;
+    p.history = h;
+    p.count = AMP_HISTORY_STEPS;
     return h ? ampi_picture_put(&p, out, path, desc) : AMP_ERR_ARGUMENT;
 }
 
