@@ -9242,10 +9242,12 @@ AMPI_COMPILE_QUICKLY
 
 enum { AMPI_KIND_PLAIN, AMPI_KIND_DATA, AMPI_KIND_MATRIX, AMPI_KIND_NORM, AMPI_KIND_LOSS };
 enum { AMPI_SHARES_NONE, AMPI_SHARES_GRAD, AMPI_SHARES_BOTH };
+
+/* A row of AMP_OP_LIST, which explains the columns. */
 typedef struct ampi_op_row {
     const char* name;
     amp_rule o1, o2;
-    int kind, reads, shares;
+    int kind, reads, shares;  /* an AMPI_KIND_, AMPI_READS_, AMPI_SHARES_ */
 } ampi_op_row;
 
 /* A cast that finalize adds: its input in another type. No layer and no rule has this operator. */
@@ -9288,8 +9290,9 @@ AMPI_NAMES(amp_level_name, amp_level, "O0\0O1\0O2\0O3\0")
 AMPI_NAMES(amp_reason_name, amp_reason, "level list\0white list\0black list\0"
     "set by hand\0keep_batchnorm_fp32\0region\0pinned\0")
 
+/* The columns of AMP_STYLE_LIST, by style. */
 static const struct {
-    unsigned levels;
+    unsigned levels;  /* bit k: the style has level k */
     int cast_back, o3_masters, low_norm;
     amp_scaler_preset o1_scaler, o2_scaler;
 } ampi_styles[] = {
@@ -9330,11 +9333,14 @@ AMPI_FN amp_result ampi_policy_check_choice(amp_level level, amp_style style,
 
 AMPI_FN int ampi_is_switch(int field) { return field >= AMP_ZERO && field <= 1; }
 
-/* As in Apex, O0 and O1 keep the model in FP32 and leave no choice of batch norm or masters. */
+/* Refuses a desc of a policy that is out of range or contradicts itself. As in Apex, O0 and O1 keep
+   the model in FP32 and leave no choice of batch norm or masters. */
 AMPI_FN amp_result ampi_policy_check_desc(const amp_policy_desc* d) {
     const amp_logger* logger = d->logger;
     const char* level = amp_level_name(d->level);
     const int white = d->white_count, black = d->black_count;
+
+    /* Level, types and switches. */
     AMPI_TRY(ampi_policy_check_choice(d->level, d->style, logger));
     AMPI_REFUSE_POLICY(d->low_dtype && ampi_type_size(d->low_dtype) != 2,
         "low_dtype must be f16 or bf16, not %s", amp_dtype_name(d->low_dtype));
@@ -9348,6 +9354,8 @@ AMPI_FN amp_result ampi_policy_check_desc(const amp_policy_desc* d) {
         || !ampi_is_switch(d->master_weights),
         "keep_batchnorm_fp32 and master_weights take 0, 1 or AMP_ZERO, not %d and %d",
         d->keep_batchnorm_fp32, d->master_weights);
+
+    /* The lists of operators: at most one has entries. */
     AMPI_REFUSE_POLICY(white < 0 || black < 0 || (white && !d->white) || (black && !d->black),
         "a list has a count but no entries, or a count below 0");
     AMPI_REFUSE_POLICY(d->level == AMP_O0 && (white || black),
@@ -9378,6 +9386,7 @@ AMP_DEF amp_result amp_policy_init(amp_policy* p, const amp_policy_desc* desc) {
     if (desc) d = *desc;
     AMPI_REFUSE_WITH(d.logger, !p, AMP_ERR_ARGUMENT, "amp_policy_init: the policy is NULL");
     AMPI_TRY(ampi_policy_check_desc(&d));
+
     AMPI_CLEAR(out);
     out.level = d.level;
     out.low_dtype = d.low_dtype ? d.low_dtype : AMP_F16;
@@ -9385,6 +9394,7 @@ AMP_DEF amp_result amp_policy_init(amp_policy* p, const amp_policy_desc* desc) {
     out.cast_back = d.level == AMP_O1 && ampi_styles[d.style].cast_back;
     out.master_weights = d.level != AMP_O3 || ampi_styles[d.style].o3_masters;
     if (d.master_weights) out.master_weights = d.master_weights == 1;
+
     for (int i = 0; i < AMP_OP_COUNT; i++)
         ampi_policy_put(&out, (amp_op)i, ampi_level_rule(d.level, d.style, (amp_op)i),
             AMP_REASON_LEVEL);
@@ -9452,16 +9462,16 @@ AMP_DEF int amp_policy_black_list(const amp_policy* p, amp_op* out, int capacity
    stepped together; a key tells lists apart. unsound: the model itself made inf or NaN. */
 
 /* --- fields of descs, an optimizer's too --- */
-/* A field and its range. kind: d double, f float, i int or enumerator. */
+/* A field of a struct and its range, both ends included. */
 typedef struct ampi_desc_field {
     const char* name;
-    size_t at;
-    char kind;
+    size_t at;          /* its offset in the struct */
+    char kind;          /* d double, f float, i int or enumerator */
     double low, high;
-    const char* range;  /* the end of a sentence */
+    const char* range;  /* the end of a sentence: "NAME 7 must " and this */
 } ampi_desc_field;
 
-/* A field of a desc as a double; kind: d, f, or i for an int or an enumerator. */
+/* A field of a struct as a double; kind as in ampi_desc_field. */
 AMPI_FN double ampi_field_value(const void* p, char kind) {
     int whole;
     if (kind == 'd') return *(const double*)p;
@@ -9481,10 +9491,12 @@ AMPI_FN amp_result ampi_check_field(const void* desc, const ampi_desc_field* f, 
 }
 
 /* --- presets and validation --- */
-/* Bits: 1 an overflow divides, 2 factors are doubles, 4 the scale is one. */
+/* Kinds of presets, sums of bits: 1 an overflow divides by growth, 2 factors are doubles, 4 the
+   scale is one. */
 enum { AMPI_SCALE_FLOAT = 0, AMPI_SCALE_FLOAT_DIV = 1, AMPI_SCALE_MIXED = 2, AMPI_SCALE_DOUBLE = 6,
        AMPI_SCALE_DOUBLE_DIV = 7 };
 
+/* The rows of AMP_SCALER_PRESET_LIST, which explains the columns. */
 static const struct ampi_scaler_row { int kind,
         late; float init; amp_scaler_rule rule; } ampi_scaler_presets[] = {
 #define AMPI_X(name, text, kind, init, interval, late, start, \
@@ -9503,7 +9515,8 @@ AMPI_HD AMPI_FN int ampi_scale_usable(const float* p) {
     return u > 0x00200000u && u < 0x7f800000u;
 }
 
-/* A desc's fields other than 0 replace a preset's values. zero: AMP_ZERO makes 0 of them. */
+/* Fields of a desc that replace a preset's values where they are not 0. field: that of the scaler;
+   from: offset of that of the desc; zero: 1 = AMP_ZERO makes 0 of it. */
 static const struct { ampi_desc_field field; size_t from; int zero; } ampi_scaler_fields[] = {
 #define AMPI_X(name, place, zero, kind, low, high, range) \
     { { #name, offsetof(amp_scaler, place), kind, (double)low, (double)high, range }, \
@@ -9524,6 +9537,7 @@ static const struct { ampi_desc_field field; size_t from; int zero; } ampi_scale
 #undef AMPI_X
 };
 
+/* Does backing off undo growth? */
 AMPI_FN int ampi_scaler_undoes(const amp_scaler_rule* r) {
     return (float)r->backoff == (float)(1.0 / r->growth);
 }
@@ -9532,6 +9546,7 @@ AMPI_FN int ampi_scaler_undoes(const amp_scaler_rule* r) {
 AMPI_FN void ampi_scaler_fill(amp_scaler* x, const amp_scaler_desc* d) {
     amp_scaler_rule* r = &x->rule;
     const struct ampi_scaler_row* row = &ampi_scaler_presets[d->preset];
+    const int in_float = !(row->kind & 2);  /* factors are floats */
     const double zero = 0.0;  /* told by its bits: -Ofast reads subnormals as zero */
     AMPI_CLEAR(*x);
     x->rule = row->rule;
@@ -9545,44 +9560,51 @@ AMPI_FN void ampi_scaler_fill(amp_scaler* x, const amp_scaler_desc* d) {
             memset((char*)x + f->at, 0, size);
         else if (memcmp(from, &zero, size) != 0) memcpy((char*)x + f->at, from, size);
     }
-    if (!(row->kind & 2)) r->growth = (double)(float)r->growth;
+
+    /* What follows from fields of both. */
+    if (in_float) r->growth = (double)(float)r->growth;
     if (ampi_is_zero64(&r->backoff)) r->backoff = 1.0 / r->growth;
-    if (!(row->kind & 2)) r->backoff = (double)(float)r->backoff;
+    if (in_float) r->backoff = (double)(float)r->backoff;
     r->interval = r->interval > INT32_MAX - row->late ? INT32_MAX : r->interval + row->late;
     if (ampi_is_zero(&r->max) && r->guard == AMP_GUARD_CLAMP) r->max = AMPI_FLT_MAX;
     if (d->preset == AMP_SCALER_APEX && ampi_scale_usable(&x->state.scale) && r->max > 0.0f
         && x->state.scale > r->max)
-        x->state.scale = r->max;
+        x->state.scale = r->max;  /* Apex starts at the lesser; an infinite scale is refused
+                                     later */
     r->ignore_overflow = d->ignore_overflow != 0;
 }
 
-/* Refuses what a desc may not ask for. d: as given; x: filled by ampi_scaler_fill. */
+/* Refuses what a desc may not ask for. d: as given; x: filled from it by ampi_scaler_fill. */
 AMPI_FN amp_result ampi_scaler_check_desc(const amp_scaler_desc* d, const amp_scaler* x) {
     const amp_logger* logger = d->logger;
     const amp_scaler_rule* r = &x->rule;
     const float init = x->state.scale;
     const char* preset = amp_scaler_preset_name(d->preset);
-    AMPI_REFUSE_DESC(r->is_static && (d->growth_interval > 0
-        || !ampi_is_zero64(&d->growth_factor) || !ampi_is_zero64(&d->backoff_factor)
-        || d->hysteresis != 0 || d->refill || !ampi_is_zero64(&d->tolerance)),
+    const int asks_to_move = d->growth_interval > 0 || !ampi_is_zero64(&d->growth_factor)
+        || !ampi_is_zero64(&d->backoff_factor) || d->hysteresis || d->refill
+        || !ampi_is_zero64(&d->tolerance);
+
+    /* Fields that do not go together, or with the preset. */
+    AMPI_REFUSE_DESC(r->is_static && asks_to_move,
         "scaler: the static preset %s takes no growth_interval, growth_factor, backoff_factor, "
-        "hysteresis, refill or "
-        "tolerance", preset);
+        "hysteresis, refill or tolerance", preset);
     AMPI_REFUSE_DESC(!ampi_is_zero64(&d->tolerance) && r->refill != AMP_REFILL_REDUCTION,
         "scaler: tolerance needs the refill AMP_REFILL_REDUCTION, which the preset fairseq has");
     AMPI_REFUSE_DESC(r->at_min == AMP_LIMIT_CALLBACK && !d->on_limit,
         "scaler: AMP_LIMIT_CALLBACK needs on_limit, which is NULL");
     AMPI_REFUSE_DESC(r->ignore_overflow && !r->is_static,
         "scaler: ignore_overflow is for static presets, not for %s", preset);
-    AMPI_REFUSE_DESC(ampi_is_zero(&x->state.scale),
+    AMPI_REFUSE_DESC(ampi_is_zero(&init),
         "scaler: init_scale 0: the preset %s has no default, give one", preset);
+
+    /* Ranges, first of single fields. */
     for (size_t i = 0; i < AMPI_LENGTH(ampi_scaler_fields); i++)
         AMPI_TRY(ampi_check_field(x, &ampi_scaler_fields[i].field, "scaler", logger));
-    AMPI_REFUSE_DESC(!ampi_scale_usable(&x->state.scale),
+    AMPI_REFUSE_DESC(!ampi_scale_usable(&init),
         "scaler: init_scale %g must be greater than 2^-128", (double)init);
     AMPI_REFUSE_DESC(d->preset == AMP_SCALER_ONEFLOW && !ampi_scaler_undoes(r),
-        "scaler: backoff_factor %g must be " "1/growth_factor = %g for the preset oneflow",
-        r->backoff, 1.0 / r->growth);
+        "scaler: backoff_factor %g must be 1/growth_factor = %g for the preset oneflow", r->backoff,
+        1.0 / r->growth);
     AMPI_REFUSE_DESC(r->min > init, "scaler: min_scale %g is greater than init_scale %g",
         (double)r->min, (double)init);
     AMPI_REFUSE_DESC(r->max > 0 && r->max < init, "scaler: max_scale %g is less than init_scale %g",
@@ -9590,7 +9612,7 @@ AMPI_FN amp_result ampi_scaler_check_desc(const amp_scaler_desc* d, const amp_sc
     return AMP_OK;
 }
 
-/* The inverse is formed in double: one rounding. */
+/* Makes the scale that of the next window, with its inverse: formed in double, one rounding. */
 AMPI_HD AMPI_FN void ampi_scaler_use_scale(amp_scaler_state* state) {
     state->scale_in_use = state->scale;
     state->inverse = ampi_scale_usable(&state->scale) ? (float)(1.0 / (double)state->scale) : 0.0f;
@@ -9608,7 +9630,9 @@ AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
         "scaler: preset %d is not an amp_scaler_preset", (int)d.preset);
     ampi_scaler_fill(&x, &d);
     AMPI_TRY(ampi_scaler_check_desc(&d, &x));
-    if (ampi_scaler_presets[d.preset].kind & 1 && ampi_scaler_undoes(&x.rule)) x.rule.backoff = 0.0;
+
+    if (ampi_scaler_presets[d.preset].kind & 1 && ampi_scaler_undoes(&x.rule))
+        x.rule.backoff = 0.0;  /* divide by growth, which rounds once */
     x.state.exact_scale = (double)x.state.scale;
     x.state.tracker = x.rule.start;
     x.state.hysteresis_left = x.rule.hysteresis;
@@ -9622,7 +9646,11 @@ AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
 }
 
 /* --- the rule --- */
-/* A product or quotient of floats in double rounds to float as if formed there. */
+/* Limits that the end of a window meets, as bits; see amp_scaler_advance. */
+enum { AMPI_HIT_FLOOR = 1, AMPI_HIT_SKIPS = 2, AMPI_HIT_UNSOUND = 4, AMPI_HIT_USELESS = 8 };
+
+/* The scale before it is rounded to float. Factors times it are formed in double: those of floats
+   round to float as if formed there. */
 AMPI_HD AMPI_FN double ampi_scaler_exact(const amp_scaler_rule* r, const amp_scaler_state* x) {
     return r->is_double ? x->exact_scale : (double)x->scale;
 }
@@ -9665,40 +9693,46 @@ AMPI_HD AMPI_FN int ampi_scaler_overflow_step(const amp_scaler_rule* r, amp_scal
     int hit = 0;
     x->skipped++;
     if (x->consecutive_skips < INT32_MAX) x->consecutive_skips++;
-    if (r->max_skips > 0 && x->consecutive_skips > r->max_skips) hit = 2;
-    if (x->unsound) return hit;
+    if (r->max_skips > 0 && x->consecutive_skips > r->max_skips) hit = AMPI_HIT_SKIPS;
+    if (x->unsound) return hit;  /* no scale mends that */
+
+    /* With a tolerance, hysteresis counts on below 0: its overflows are a share of windows. */
     x->tracker = r->start;
     if (x->hysteresis_left > (r->tolerance > 0.0 ? -INT32_MAX : 0)) x->hysteresis_left--;
     if (r->is_static || ampi_scaler_tolerates(r, x)) return hit;
+
     ampi_scaler_keep(r, x, reduced < min ? min : reduced);
     if (r->at_min == AMP_LIMIT_KEEP && ampi_scaler_exact(r, x) <= min) {
         ampi_scaler_keep(r, x, scale);
-        return hit | 1;
+        return hit | AMPI_HIT_FLOOR;
     }
     x->since_rescale = 0;
     if (r->refill >= AMP_REFILL_EVERY_H) x->hysteresis_left = r->hysteresis;
-    return hit | (scale <= min);
+    return scale <= min ? hit | AMPI_HIT_FLOOR : hit;
 }
 
 /* One window's end; see the interface for the sum that it returns. */
 AMPI_HD AMP_DEF int amp_scaler_advance(const amp_scaler_rule* r, amp_scaler_state* x) {
-    int hit = 0, comes_back;
+    int hit = 0;
     if (!r || !x) return 0;
     if (!x->unsound && x->since_rescale < INT32_MAX) x->since_rescale++;
     if (x->found_inf) hit = ampi_scaler_overflow_step(r, x);
     else ampi_scaler_clean_step(r, x);
+
     if (!x->unsound) x->consecutive_unsound = 0;
     else if (x->consecutive_unsound < INT32_MAX) x->consecutive_unsound++;
-    if (r->max_unsound > 0 && x->consecutive_unsound > r->max_unsound) hit |= 4;
+    if (r->max_unsound > 0 && x->consecutive_unsound > r->max_unsound) hit |= AMPI_HIT_UNSOUND;
+
     /* A double above all floats spoils just the next window, whose overflow brings it back. */
-    comes_back = r->is_double && x->exact_scale >= AMPI_FLT_OVERFLOW
+    const int comes_back = r->is_double && x->exact_scale >= AMPI_FLT_OVERFLOW
         && ampi_bits64(x->exact_scale) < AMPI_INF64;
-    if (!ampi_scale_usable(&x->scale) && !comes_back) hit |= 8;
+    if (!ampi_scale_usable(&x->scale) && !comes_back) hit |= AMPI_HIT_USELESS;
     x->found_inf = x->unsound = 0;
     return hit;
 }
 
 /* --- windows --- */
+/* What was done to a list of gradients in a window, as bits. */
 enum { AMPI_CHECKED = 1, AMPI_UNSCALED = 2, AMPI_STEPPED = 4 };
 
 /* A hysteresis of 0 is zeroed memory that amp_scaler_init never saw. */
@@ -9732,7 +9766,7 @@ AMPI_FN ampi_array ampi_tensor_span(const ampi_tensors* t, int i, int written) {
     return ampi_array_of(x.data, x.count * ampi_type_size(x.dtype), written);
 }
 
-/* A bit for each unscaled or stepped list that shares, or may share, memory with t. */
+/* Bit i: list i was unscaled or stepped in this window and shares, or may share, memory with t. */
 AMPI_FN uint64_t ampi_scaler_sharing(const amp_scaler* s, const ampi_tensors* t) {
     uint64_t set = 0;
     for (int i = 0; i < t->count && s->list_count > 0; i++) {
@@ -9745,28 +9779,27 @@ AMPI_FN uint64_t ampi_scaler_sharing(const amp_scaler* s, const ampi_tensors* t)
 }
 
 /* Adds memory of a list: to its last span where they touch, or where the table has at most one span
-   left for each list; the span then covers the gap, too. */
+   left for each list; the span then covers the gap, too. Else begins a span. */
 AMPI_FN void ampi_scaler_add_span(amp_scaler* s, const ampi_array* x, int list) {
-    const int full = s->span_count >= AMP_SCALER_MAX_SPANS - AMP_SCALER_MAX_LISTS;
-    int at = s->span_count - 1;
+    const int count = s->span_count, full = count >= AMP_SCALER_MAX_SPANS - AMP_SCALER_MAX_LISTS;
+    const int is_first = count == 0 || s->span_list[count - 1] != list;
+    uint64_t* span = s->spans[is_first ? count : count - 1];  /* its last, or the next to begin */
     if (x->from == x->to) return;
-    if (at < 0 || s->span_list[at] != list || (!full
-        && (x->from > s->spans[at][1] || x->to < s->spans[at][0]))) {
-        at = s->span_count++;
-        s->span_list[at] = (uint8_t)list;
-        s->spans[at][0] = x->from;
-        s->spans[at][1] = x->to;
+    if (is_first || (!full && (x->from > span[1] || x->to < span[0]))) {
+        span = s->spans[count];
+        span[0] = x->from;
+        span[1] = x->to;
+        s->span_list[s->span_count++] = (uint8_t)list;
     }
-    if (x->from < s->spans[at][0]) s->spans[at][0] = x->from;
-    if (x->to > s->spans[at][1]) s->spans[at][1] = x->to;
+    if (x->from < span[0]) span[0] = x->from;
+    if (x->to > span[1]) span[1] = x->to;
 }
 
-/* Remembers what was done to a list, but no check when the table is full: the step checks again.
-   Stepping a list that was unscaled in several parts marks each of them as stepped. An unscale
-   voids earlier checks of others. */
+/* Remembers what was done to a list: `done` is one of AMPI_CHECKED, ...; norm: that of its unscaled
+   gradients. A check is not remembered when the table is full: the step checks again. */
 AMPI_FN void ampi_scaler_note(amp_scaler* s, const ampi_tensors* t, uint32_t done, double norm) {
-    const uint64_t key = ampi_tensors_key(t), set = done == AMPI_CHECKED ? 0
-        : ampi_scaler_sharing(s, t);
+    const uint64_t key = ampi_tensors_key(t);
+    const uint64_t sharing = done == AMPI_CHECKED ? 0 : ampi_scaler_sharing(s, t);
     amp_scaler_list* entry = ampi_scaler_entry(s, key);
     if (!entry) {
         if (s->list_count == AMP_SCALER_MAX_LISTS) return;
@@ -9775,13 +9808,19 @@ AMPI_FN void ampi_scaler_note(amp_scaler* s, const ampi_tensors* t, uint32_t don
         AMPI_CLEAR(*entry);
         entry->key = key;
     }
-    for (int i = 0; i < t->count && set == 0 && done != AMPI_CHECKED; i++) {
-        const ampi_array x = ampi_tensor_span(t, i, 0);
-        ampi_scaler_add_span(s, &x, (int)(entry - s->lists));
-    }
+
+    /* The memory of a list that was not unscaled or stepped before, in whole or in part. */
+    if (done != AMPI_CHECKED && sharing == 0)
+        for (int i = 0; i < t->count; i++) {
+            const ampi_array x = ampi_tensor_span(t, i, 0);
+            ampi_scaler_add_span(s, &x, (int)(entry - s->lists));
+        }
+
+    /* Stepping a list that was unscaled in several parts steps each of them. An unscale voids
+       earlier checks of others, which may hold the same gradients. */
     for (int i = 0; i < s->list_count; i++) {
         amp_scaler_list* l = &s->lists[i];
-        if (set >> i & 1 && l->done & AMPI_UNSCALED) l->done |= done & AMPI_STEPPED;
+        if (sharing >> i & 1 && l->done & AMPI_UNSCALED) l->done |= done & AMPI_STEPPED;
         if (done & AMPI_UNSCALED && l != entry) l->done &= ~(uint32_t)AMPI_CHECKED;
     }
     entry->done |= done;
@@ -9810,18 +9849,18 @@ AMPI_FN amp_result ampi_tensors_validate(const ampi_tensors* t, const amp_logger
     return AMP_OK;
 }
 
-/* Tensor id of dst, which is written, or behind these of src, which is read. */
+/* Lists of a pass that writes dst and reads src. */
 typedef struct ampi_two_lists { const ampi_tensors *dst, *src; } ampi_two_lists;
 
-/* Where array `id` of two lists lies: those of dst first, which are written. */
+/* Where array `id` of two lists lies: those of dst first, which are written, then those of src. */
 AMPI_FN ampi_array ampi_tensor_array(const void* lists, size_t id) {
     const ampi_two_lists* two = (const ampi_two_lists*)lists;
     const int count = two->dst->count, i = (int)id;
     return i < count ? ampi_tensor_span(two->dst, i, 1) : ampi_tensor_span(two->src, i - count, 0);
 }
 
-/* A tensor of dst that shares memory would be unscaled twice. src: NULL, or a list of equal
-   length. */
+/* Refuses a tensor of dst that shares memory with another or with one of src: it would be unscaled
+   twice. src: NULL, or a list of equal length. */
 AMPI_FN amp_result ampi_tensors_apart(const amp_scaler* s, const ampi_tensors* dst,
         const ampi_tensors* src) {
     const size_t count = (size_t)dst->count;
@@ -9830,29 +9869,30 @@ AMPI_FN amp_result ampi_tensors_apart(const amp_scaler* s, const ampi_tensors* d
     if (!ampi_arrays_meet(&lists, ampi_tensor_array, src ? 2 * count : count, &a, &b))
         return AMP_OK;
     return ampi_fail(&s->logger, AMP_ERR_ARGUMENT,
-        "%s: tensor %d%s and tensor %d%s overlap in memory", dst->place, (int)(a % count),
-        !src ? "" : a < count ? " of dst" : " of src", (int)(b % count), !src ? "" : b < count
-        ? " of dst" : " of src");
+        "%s: tensor %d%s and tensor %d%s overlap in memory", dst->place,
+        (int)(a % count), !src ? "" : a < count ? " of dst" : " of src",
+        (int)(b % count), !src ? "" : b < count ? " of dst" : " of src");
 }
 
 /* Refuses what may not be done to a list in this window. what: AMPI_CHECKED, AMPI_UNSCALED or
-   AMPI_STEPPED. *unscaled: 1 if all of the list was unscaled, 0 if none. The whole list was, if
-   the keys of the unscaled lists that share its memory add up to its key. */
+   AMPI_STEPPED. *unscaled: 1 if all of the list was unscaled in this window, 0 if none. */
 AMPI_FN amp_result ampi_scaler_enter(amp_scaler* s, const ampi_tensors* t, uint32_t what,
         int* unscaled) {
-    uint64_t sum = 0;
-    uint32_t done = 0;
+    uint32_t done = 0;  /* to any list that shares its memory */
+    uint64_t sum = 0;   /* of the keys of the unscaled ones: its own key, if they are its parts */
     if (!s) return AMP_ERR_ARGUMENT;
     AMPI_REFUSE_WITH(&s->logger, !s->scaled, AMP_ERR_STATE,
         "%s: no loss was scaled since the last update", t->place);
     AMPI_TRY(ampi_tensors_validate(t, &s->logger));
-    const uint64_t set = ampi_scaler_sharing(s, t), key = ampi_tensors_key(t);
+
+    const uint64_t sharing = ampi_scaler_sharing(s, t), key = ampi_tensors_key(t);
     for (int k = 0; k < s->list_count; k++) {
-        if (!(set >> k & 1)) continue;
+        if (!(sharing >> k & 1)) continue;
         done |= s->lists[k].done;
         if (s->lists[k].done & AMPI_UNSCALED) sum += s->lists[k].key;
     }
     *unscaled = (done & AMPI_UNSCALED) != 0;
+
     const char* wrong = NULL;
     if (what != AMPI_CHECKED && done & AMPI_STEPPED)
         wrong = "were stepped already; call amp_scaler_update first";
@@ -9861,8 +9901,8 @@ AMPI_FN amp_result ampi_scaler_enter(amp_scaler* s, const ampi_tensors* t, uint3
         wrong = "were unscaled in this window, but not all, or together with others";
     else if (what != AMPI_CHECKED && s->list_count == AMP_SCALER_MAX_LISTS
         && !ampi_scaler_entry(s, key))
-        wrong = "are more than AMP_SCALER_MAX_LISTS lists in one window; put the tensors in one "
-            "list";
+        wrong =
+            "are more than AMP_SCALER_MAX_LISTS lists in one window; put the tensors in one list";
     AMPI_REFUSE_WITH(&s->logger, wrong, AMP_ERR_STATE, "%s: these gradients %s", t->place, wrong);
     return what == AMPI_UNSCALED && !t->apart ? ampi_tensors_apart(s, t, NULL) : AMP_OK;
 }
@@ -9903,8 +9943,8 @@ AMPI_FN int ampi_scaler_record(amp_scaler* s, amp_overflow_info* found, const ch
         found->norm = ampi_double(AMPI_INF64);
         if (!s->recorded && s->state.consecutive_skips == 0)  /* later ones have one cause */
             ampi_fail(&s->logger, AMP_ERR_OVERFLOW,
-                "%s: the loss scale %g has no finite inverse; this step will be "
-                "skipped", place, (double)s->state.scale_in_use);
+                "%s: the loss scale %g has no finite inverse; this step will be skipped", place,
+                (double)s->state.scale_in_use);
     }
     ampi_overflow_add(&s->info, found);
     s->recorded = 1;
@@ -9992,26 +10032,28 @@ AMP_DEF int amp_scaler_may_step(const amp_scaler* s) {
     return s && s->recorded && !s->state.found_inf;
 }
 
-/* What amp_scaler_advance returned, as a result. */
+/* What amp_scaler_advance returned, as a result. on_limit is asked here, and may set the scale. */
 AMPI_FN amp_result ampi_scaler_limits(const amp_scaler* s, int hit) {
     const amp_logger* logger = &s->logger;
     const double scale = (double)s->state.scale;
+    const int at_min = s->rule.at_min;
     const char* what = NULL;
-    if (hit & (1 | 8) && (s->rule.at_min == AMP_LIMIT_CALLBACK ? s->on_limit(s, s->user_data) != 0
-            : s->rule.at_min != AMP_LIMIT_CLAMP))
-        what = hit & 8 ? "the scale is of no use any more"
-            : s->rule.at_min == AMP_LIMIT_KEEP
-                ? "an overflow that would bring the scale to its floor"
+    int stops = hit & (AMPI_HIT_FLOOR | AMPI_HIT_USELESS) && at_min != AMP_LIMIT_CLAMP;
+    if (stops && at_min == AMP_LIMIT_CALLBACK) stops = s->on_limit(s, s->user_data);
+
+    if (stops && hit & AMPI_HIT_USELESS) what = "the scale is of no use any more";
+    else if (stops)
+        what = at_min == AMP_LIMIT_KEEP ? "an overflow that would bring the scale to its floor"
             : "an overflow although the scale is at its floor";
-    else if (hit & 2) what = "more overflows in a row than max_skips";
+    else if (hit & AMPI_HIT_SKIPS) what = "more overflows in a row than max_skips";
     AMPI_REFUSE_CALL(what, AMP_ERR_OVERFLOW,
         "amp_scaler_update: %s: loss scale %g, %d overflows in a row", what, scale,
         (int)s->state.consecutive_skips);
-    AMPI_REFUSE_CALL(hit & 4, AMP_ERR_OVERFLOW,
-        "amp_scaler_update: the forward pass gave inf or NaN %d times in a "
-        "row, which no loss scale mends: max_unsound is %d", (int)s->state.consecutive_unsound,
+    AMPI_REFUSE_CALL(hit & AMPI_HIT_UNSOUND, AMP_ERR_OVERFLOW,
+        "amp_scaler_update: the forward pass gave inf or NaN %d times in a row, which no loss "
+        "scale mends: max_unsound is %d", (int)s->state.consecutive_unsound,
         (int)s->rule.max_unsound);
-    AMPI_REFUSE_CALL(hit & 8 && !ampi_scale_usable(&s->state.scale),  /* on_limit may have set it */
+    AMPI_REFUSE_CALL(hit & AMPI_HIT_USELESS && !ampi_scale_usable(&s->state.scale),
         AMP_ERR_OVERFLOW,
         "amp_scaler_update: with the loss scale %g all steps will be skipped: min_scale and "
         "max_scale keep it in range, amp_scaler_set_scale brings it back", scale);
@@ -10021,7 +10063,7 @@ AMPI_FN amp_result ampi_scaler_limits(const amp_scaler* s, int hit) {
 AMP_DEF amp_result amp_scaler_update(amp_scaler* s) {
     if (!s) return AMP_ERR_ARGUMENT;
     AMPI_REFUSE_WITH(&s->logger, !s->recorded, AMP_ERR_STATE,
-        "amp_scaler_update: nothing was checked, unscaled or " "stepped since the last update");
+        "amp_scaler_update: nothing was checked, unscaled or stepped since the last update");
     const int hit = amp_scaler_advance(&s->rule, &s->state);
     s->scaled = s->recorded = s->list_count = 0;
     return ampi_scaler_limits(s, hit);
@@ -10043,7 +10085,10 @@ AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale) {
    2 has no count at 52; version 1 has no doubles either, and at 96 what later ones have at 120. */
 #define AMPI_SCALER_VERSION 3u
 #define AMPI_SCALER_CRC_AT (AMP_SCALER_STATE_BYTES - 4)
-static const struct { size_t at, size, count, field; } ampi_saved_fields[] = {
+static const struct {
+    size_t at, size, count;  /* of a row: the first byte, bytes of an element, elements */
+    size_t field;            /* offset of the first element in amp_scaler */
+} ampi_saved_fields[] = {
     { 16, 4, 9, offsetof(amp_scaler, rule.min) },  /* up to max_skips */
     { 52, 4, 1, offsetof(amp_scaler, state.since_rescale) },
     { 56, 4, 2, offsetof(amp_scaler, rule.ignore_overflow) },  /* and is_static */
@@ -10123,8 +10168,9 @@ AMPI_FN double ampi_scaler_number(const unsigned char* p, int i) {
         : (double)(int32_t)ampi_get32(p + 8 + 4 * i);
 }
 
-/* Refuses a state of another rule, and names the first field that differs. */
-AMPI_FN amp_result ampi_scaler_refuse_rule(const amp_scaler* s, const unsigned char* theirs,
+/* Refuses a state of another rule, and names the first number that differs. "a count" is none of
+   the rule's: the caller makes both alike. */
+AMPI_FN amp_result ampi_scaler_check_rule(const amp_scaler* s, const unsigned char* theirs,
         const unsigned char* ours) {
     static const char names[] =
         "growth_factor\0backoff_factor\0min_scale\0max_scale\0growth_interval\0"
@@ -10132,12 +10178,13 @@ AMPI_FN amp_result ampi_scaler_refuse_rule(const amp_scaler* s, const unsigned c
         "ignore_overflow\0static\0"
         "exact growth_factor\0exact backoff_factor (0: division)\0";
     int i = 0;
-    while (i < 15 && ampi_scaler_number(theirs, i) == ampi_scaler_number(ours, i)) i++;
+    while (i < 16 && ampi_scaler_number(theirs, i) == ampi_scaler_number(ours, i)) i++;
     const int digits = i < 14 ? 6 : 17;
-    return ampi_fail(&s->logger, AMP_ERR_FORMAT,
+    AMPI_REFUSE_WITH(&s->logger, i < 16, AMP_ERR_FORMAT,
         "amp_scaler_load: the state was saved by a scaler with another rule: "
         "%s is %.*g there, but %.*g here", ampi_name_among(names, (unsigned)i), digits,
         ampi_scaler_number(theirs, i), digits, ampi_scaler_number(ours, i));
+    return AMP_OK;
 }
 
 AMP_DEF amp_result amp_scaler_save(const amp_scaler* s, void* bytes, size_t size) {
@@ -10148,7 +10195,8 @@ AMP_DEF amp_result amp_scaler_save(const amp_scaler* s, void* bytes, size_t size
     return AMP_OK;
 }
 
-/* Checks all of a state's bytes, then takes its counters and scale. */
+/* Checks all of a state's bytes, then takes its counters and scale, which are all that a state of
+   the same rule can change. */
 AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size) {
     unsigned char theirs[AMP_SCALER_STATE_BYTES], ours[AMP_SCALER_STATE_BYTES];
     AMPI_TRY(ampi_scaler_between(s, "amp_scaler_load"));
@@ -10161,14 +10209,16 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
     AMPI_REFUSE_CALL(memcmp(theirs, ours, 4) != 0 || version < 1 || version > AMPI_SCALER_VERSION ||
         ampi_get32(theirs + AMPI_SCALER_CRC_AT) != ampi_crc32(0, theirs, AMPI_SCALER_CRC_AT),
         AMP_ERR_FORMAT, "amp_scaler_load: not a scaler state of this version, or damaged");
+
+    /* An earlier version becomes this one: no count, and doubles as they are in ours. */
     if (version < 3) memset(theirs + 52, 0, 4);
     memcpy(ours + 52, theirs + 52, 4);
     if (version == 1) {
         memcpy(theirs + 120, theirs + 96, 4);
         memcpy(theirs + 96, ours + 96, 24);
     }
-    if (memcmp(theirs + 8, ours + 8, 56) != 0 || memcmp(theirs + 96, ours + 96, 16) != 0)
-        return ampi_scaler_refuse_rule(s, theirs, ours);
+    AMPI_TRY(ampi_scaler_check_rule(s, theirs, ours));
+
     amp_scaler saved = *s;
     const amp_scaler_state* x = &saved.state;
     ampi_scaler_move(&saved, theirs, 1);
@@ -10180,6 +10230,7 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
         || x->consecutive_skips < 0 || x->consecutive_unsound < 0
         || (uint64_t)x->applied >> 62 != 0 || (uint64_t)x->skipped >> 62 != 0, AMP_ERR_FORMAT,
         "amp_scaler_load: the state holds a scale or a count that no scaler has");
+
     s->state = saved.state;
     ampi_scaler_keep(&s->rule, &s->state,
         version > 1 ? ampi_scaler_exact(&s->rule, &s->state) : (double)s->state.scale);
