@@ -3081,7 +3081,32 @@ enum { AMPI_EXACT = 1, AMPI_OF_PAIRS = 2 };
 #define AMPI_JOIN_(a, b) ampi_##a##_##b
 #define AMPI_JOIN(a, b) AMPI_JOIN_(a, b)
 #define AMPI_K(name) AMPI_JOIN(name, AMPI_PASS)
+/* Sixteen lanes of FP32, and what kernels do with them: */
 #define AMPI_V16 AMPI_K(v16)
+#define ampi_v_zero AMPI_K(v_zero)                /* 0 in each lane */
+#define ampi_v_set1 AMPI_K(v_set1)                /* x in each lane */
+#define ampi_v_load AMPI_K(v_load)                /* sixteen neighbours in memory */
+#define ampi_v_store AMPI_K(v_store)
+#define ampi_v_load_typed AMPI_K(v_load_typed)    /* the same of any type, widened or rounded */
+#define ampi_v_store_typed AMPI_K(v_store_typed)
+#define ampi_v_load_any AMPI_K(v_load_any)        /* the first `count` of them, if fewer */
+#define ampi_v_store_any AMPI_K(v_store_any)
+#define ampi_v_add AMPI_K(v_add)                  /* x + y; x * y; x * y + z rounded once */
+#define ampi_v_mul AMPI_K(v_mul)
+#define ampi_v_fma AMPI_K(v_fma)
+#define ampi_v_quiet AMPI_K(v_quiet)              /* NaNs made quiet */
+#define ampi_v_transpose AMPI_K(v_transpose)      /* 16 x 16 elements in memory */
+#define ampi_v_widen AMPI_K(v_widen)              /* arrays: to FP32; to zeros */
+#define ampi_v_clear AMPI_K(v_clear)
+/* The micro-tile of C: MR rows, NV vectors of columns, which are NR columns. NC: columns of a
+   macro-tile. */
+#define AMPI_MR AMPI_K(mr)
+#define AMPI_NV AMPI_K(nv)
+#define AMPI_NR AMPI_K(nr)
+#define AMPI_NC AMPI_K(nc)
+/* Arguments of the micro-kernel; what the loops of a product share: structs of impl-kernels. */
+#define AMPI_MICRO_ARGS AMPI_K(micro_args)
+#define AMPI_LOOPS AMPI_K(loops)
 /* A kernel; an operation on vectors, or a function called with constants. */
 #define AMPI_KERNEL_FN AMPI_PASS_TARGET AMPI_FN
 #define AMPI_LANES_FN AMPI_PASS_TARGET AMPI_VECTOR
@@ -3100,11 +3125,17 @@ enum { AMPI_EXACT = 1, AMPI_OF_PAIRS = 2 };
 /* The height or width of a convolution's image. Grid pixel i and kernel position j meet at source
    pixel i * step + first + j * next; beyond the source's `size` pixels lie margins of zeros. */
 typedef struct ampi_side {
-    size_t count, kernel;         /* grid pixels; kernel positions in use */
-    int    first, next, step, size;
-    int    low;                   /* the least of first + j * next */
-    size_t span;                  /* from there to the greatest */
-    size_t phases, over, padded;  /* of a padded plane, see ampi_side_of */
+    size_t count,   /* grid pixels */
+           kernel;  /* kernel positions in use */
+    int    first,   /* source pixel of grid pixel 0 at kernel position 0; below 0 in a margin */
+           next,    /* source pixels from one kernel position to the next; may be negative */
+           step,    /* source pixels from one grid pixel to the next: the stride */
+           size;    /* source pixels */
+    int    low;     /* the least of first + j * next: the first source pixel of grid pixel 0 */
+    size_t span;    /* source pixels from there to the greatest of first + j * next */
+    size_t phases,  /* planes that a padded copy has for this side: at most `step` */
+           over,    /* places that the kernel reads behind that of a grid pixel */
+           padded;  /* places from one row, or one image, of a padded plane to the next */
 } ampi_side;
 
 /* A convolution's image as a matrix that is never formed (im2col). Row channel * area + kernel
@@ -3112,12 +3143,15 @@ typedef struct ampi_side {
    or 0 in a margin. Forward, pixels are those of y, and the source is x. For the input gradient
    they are one phase of dx, pixels that meet the same kernel positions; the source is dy. */
 typedef struct ampi_im2col {
-    ampi_side h, w;
-    size_t pixels, area;            /* of the grid of one image; kernel positions in use */
-    size_t channels, plane, image;  /* count; elements from one channel, one image to the next */
-    size_t elements;                /* of the whole source, from data on */
-    int    in_place;                /* B is not packed: windows, or padded planes whose grid this
-                                       is */
+    ampi_side h, w;      /* vertical and horizontal side */
+    size_t pixels,       /* grid pixels of one image: h.count * w.count */
+           area;         /* kernel positions in use: h.kernel * w.kernel */
+    size_t channels,     /* source channels that the rows stand for */
+           plane,        /* elements from one source channel to the next */
+           image;        /* elements from one source image to the next */
+    size_t elements;     /* elements of the whole source, counted from the operand's data on */
+    int    in_place;     /* the micro-kernel reads windows, or padded planes whose grid this is;
+                            no packed copy is made */
 } ampi_im2col;
 
 AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
@@ -3135,9 +3169,14 @@ AMPI_FN amp_ref ampi_from(amp_ref x, size_t i) {
     return amp_ref_of(ampi_at(x.data, x.dtype, i), x.dtype);
 }
 
-/* Pixels x, x + step, ... of a source row, `count` in all: `left` of them lie before the row,
-   `inside` in it from its pixel `first` on, the others behind it. */
-typedef struct ampi_row_pixels { size_t count, left, inside, first, step; } ampi_row_pixels;
+/* Pixels x, x + step, ... of a source row, `count` in all, of which some may lie in margins. */
+typedef struct ampi_row_pixels {
+    size_t count,   /* all of them: left, then inside, then those behind the row */
+           left,    /* those before the row */
+           inside,  /* those in the row */
+           first,   /* the first of these: a pixel of the row */
+           step;    /* row pixels from one to the next */
+} ampi_row_pixels;
 
 /* How many steps cover a distance, from 0 to `limit`. */
 AMPI_FN size_t ampi_steps(int64_t distance, int step, size_t limit) {
@@ -3161,13 +3200,17 @@ AMPI_FN ampi_row_pixels ampi_row_pixels_of(int width, int64_t x, int step, size_
 typedef struct ampi_operand {
     const void* data;
     amp_dtype   dtype;
-    int         along_k, is_image;
-    size_t      ld;     /* a matrix: elements from one row to the next */
-    ampi_im2col image;  /* if is_image, its rows are the operand's */
-    /* area > 0: weights of an input gradient. Row c is, output by output, those of channel c at the
-       kernel positions in use. next_h, next_w, output: elements between kernel rows, kernel
-       columns, outputs. */
-    size_t      area, kernel_w, next_h, next_w, output;
+    int         along_k,   /* k changes along a row */
+                is_image;  /* an im2col matrix, else a matrix or weights */
+    size_t      ld;        /* a matrix: elements from one row to the next */
+    ampi_im2col image;     /* if is_image: its rows are the operand's */
+    /* Weights of an input gradient, if area > 0. Row c is, output by output, those of channel c at
+       the kernel positions in use: */
+    size_t      area,      /* their number for one output and channel */
+                kernel_w,  /* how many of them a kernel row has */
+                next_h,    /* elements from one kernel row in use to the next */
+                next_w,    /* elements from one kernel column in use to the next */
+                output;    /* elements from one output to the next */
 } ampi_operand;
 
 /* Where the columns of C lie in memory. Column j belongs to block j / size; let r = j % size. There
@@ -3179,8 +3222,13 @@ typedef struct ampi_operand {
                 columns from `width` on are margins of the padded plane
      dw         windows: a block is a kernel column, a row a kernel row, x a channel */
 typedef struct ampi_columns {
-    size_t size, pitch, width, used;
-    size_t next_block, next_row, next;
+    size_t size,        /* columns of a block */
+           pitch,       /* columns of a row */
+           width,       /* columns of a row that are stored, from its first on */
+           used;        /* columns of a block that may be stored, from its first on */
+    size_t next_block,  /* elements of C from a block, a row, a column to the next */
+           next_row,
+           next;
 } ampi_columns;
 
 /* The columns of a matrix. */
@@ -3189,10 +3237,15 @@ AMPI_FN ampi_columns ampi_endless_row(void) {
     return c;
 }
 
-/* A column that is stored: its number, its x, and r - x, see ampi_columns. */
-typedef struct ampi_column { size_t number, x, row; } ampi_column;
+/* A column that is stored, in the terms of ampi_columns. */
+typedef struct ampi_column {
+    size_t number,  /* j, its number in C */
+           x,       /* its place in its row */
+           row;     /* r - x: where its row begins in its block; a multiple of pitch */
+} ampi_column;
 
-/* Moves `by` columns on, and from there to the first column that is stored. */
+/* Moves `by` columns on, and from there to the first column that is stored: from behind a row's
+   stored columns to its end, from there to the next row or block. */
 AMPI_INLINE void ampi_column_move(ampi_column* p, const ampi_columns* c, size_t by) {
     p->number += by;
     p->x += by;
@@ -3212,11 +3265,15 @@ AMPI_FN ampi_column ampi_column_of(const ampi_columns* c, size_t number) {
     return p;
 }
 
-/* Stored neighbours of one row of C: element `at` of it and `count` - 1 more, `from` columns behind
-   a macro-tile's first one. */
-typedef struct ampi_piece { size_t at, from, count; } ampi_piece;
+/* Stored columns that are neighbours in one row of C. */
+typedef struct ampi_piece {
+    size_t at,     /* the first one's element, counted from the row's first */
+           from,   /* the first one's column, counted from the first of the macro-tile */
+           count;
+} ampi_piece;
 
-/* Cuts columns [column, column + n) into pieces x; returns how many, at most n. */
+/* Cuts the stored ones of columns [column, column + n) of C into pieces x; returns how many, at
+   most n. */
 AMPI_FN size_t ampi_pieces_of(ampi_piece* x, const ampi_columns* c, size_t column, size_t n) {
     ampi_column p = ampi_column_of(c, column);
     size_t count = 0;
@@ -3231,18 +3288,19 @@ AMPI_FN size_t ampi_pieces_of(ampi_piece* x, const ampi_columns* c, size_t colum
     return count;
 }
 
-/* What becomes of the sums: C[i][j] = alpha * sum + beta * C[i][j] + bias, rounded once. */
+/* C, and what becomes of the sums: C[i][j] = alpha * sum + beta * C[i][j] + bias, rounded once. */
 typedef struct ampi_epilogue {
-    void*        data;
+    void*        data;          /* element of row 0, column 0 */
     amp_dtype    dtype;
-    size_t       ld;       /* elements from one row of C to the next */
-    ampi_columns columns;
+    size_t       ld;            /* elements from one row of C to the next */
+    ampi_columns columns;       /* where a row's columns lie */
     float        alpha, beta;
-    const void*  bias;     /* NULL = none; one for each row of C, or for each column */
+    const void*  bias;          /* NULL = none */
     amp_dtype    bias_dtype;
-    int          bias_per_row;
+    int          bias_per_row;  /* bias has an element for each row of C, else for each column */
 } ampi_epilogue;
 
+/* C[m,n] = op(A)[m,k] * op(B)[k,n], then its epilogue. */
 typedef struct ampi_product {
     size_t m, n, k;
     ampi_operand a, b;
@@ -3258,21 +3316,33 @@ enum { AMPI_FP32 = 0, AMPI_PAIRS_OF_BF16 = 1, AMPI_AMX_PAIRS = 2 };
 /* Windows: an image for a weight gradient, read in place; an example stands at the head of
    impl-kernels. For kc pixels, row by row, each column of the padded image becomes the `height`
    values that all kernel rows and channels meet there: by kernel rows, in these by channels. A
-   pixel's window is its kernel_w such columns, which are neighbours. The first `reused` values of a
-   column stand in the column of the pixel row above too, one kernel row on.
-   Scratch memory: where windows begin (kc offsets); from `rows` on 16 rows, `ld` floats apart; from
-   `first` on the columns. */
-typedef struct ampi_windows { size_t height, reused, ld, rows, first, floats; } ampi_windows;
+   pixel's window is its kernel_w such columns, which are neighbours.
+   Scratch memory holds where windows begin (kc offsets), then 16 rows, then the columns. */
+typedef struct ampi_windows {
+    size_t height,  /* values of a column: kernel rows * channels */
+           reused,  /* the first ones of a column that stand in the column of the pixel row above
+                       too, one kernel row on */
+           ld,      /* floats from one of the 16 rows to the next */
+           rows,    /* where the rows begin in scratch memory, in floats */
+           first,   /* where the columns begin, in floats */
+           floats;  /* all of it */
+} ampi_windows;
 
-/* How a product is computed. Threads take `shares` of its `units`: micro-tiles of `unit` columns
-   or, if more, rows (by_rows). A share goes by blocks, in BLIS's terms: panels kc deep, macro-tiles
-   of mc x nc. Where k takes several blocks, sums of sum_rows x nc wait between them in scratch
-   memory. packed: floats of a block of B; rows: of 16 rows, for packing; padded: of an image's
-   padded copy or windows, 0 if too large; floats: all of a share. */
+/* How a product is computed: in shares, one for a thread, and these by blocks, in BLIS's terms.
+   Where k takes several blocks, sums wait between them in scratch memory. */
 typedef struct ampi_plan {
-    size_t shares, units, unit;
-    int by_rows;
-    size_t mc, nc, kc, sum_rows, packed, rows, padded, floats;
+    size_t shares,    /* threads */
+           units,     /* micro-tiles that they share out: of C's columns, or of its rows */
+           unit;      /* columns, or rows, of such a micro-tile */
+    int by_rows;      /* C is shared out by rows, as it has more micro-tiles one below another */
+    size_t mc,        /* rows, columns of a macro-tile; k of a panel */
+           nc,
+           kc,
+           sum_rows,  /* rows of C whose sums wait together */
+           packed,    /* floats: a packed block of B */
+           rows,      /* floats: 16 rows, for packing */
+           padded,    /* floats: an image's padded copy or windows, 0 if too large */
+           floats;    /* floats: all scratch memory of a share */
     ampi_windows windows;
 } ampi_plan;
 
@@ -3280,8 +3350,12 @@ typedef struct ampi_plan {
    for few rows of A; padded planes or windows in scratch memory. */
 enum { AMPI_B_PACKED, AMPI_B_IN_ROWS, AMPI_B_IN_PLANES, AMPI_B_IN_WINDOWS };
 
-/* Scratch memory for packing: 16 rows, and a padded copy of `floats` floats. */
-typedef struct ampi_pack_room { float *rows, *padded; size_t floats; } ampi_pack_room;
+/* Scratch memory for packing. */
+typedef struct ampi_pack_room {
+    float *rows,     /* 16 rows */
+          *padded;   /* a padded copy of planes, or windows */
+    size_t floats;   /* how many floats `padded` holds; 0: no copy */
+} ampi_pack_room;
 
 /* --- updates of one weight --- */
 
@@ -3291,11 +3365,11 @@ typedef struct ampi_update {
     float l2;              /* added to the gradient: l2 * w */
     float b1, c1, b2, c2;  /* m = b1*m + c1*g, v = b2*v + c2*g^2 */
     float r1, r2, eps;     /* bias corrections 1/(1-b1^t) (LAMB; Adam's is in step),
-                              1/sqrt(1-b2^t) */
+                              1/sqrt(1-b2^t); added to the deviation sqrt(v) * r2 */
     float buf, raw;        /* SGD: direction buf*m + raw*g */
     float wd;              /* LAMB: direction + wd*w */
     float decay, step;     /* w = decay*w + step*direction; step is negative */
-    int   frozen;
+    int   frozen;          /* the group's weights stay as they are */
 } ampi_update;
 
 /* From MOMENTUM on m is used, from ADAM on v. LAMB_DIRECTION only leaves LAMB's direction in g: 0
@@ -3304,18 +3378,19 @@ typedef enum ampi_update_kind {
     AMPI_UPDATE_SGD, AMPI_UPDATE_MOMENTUM, AMPI_UPDATE_ADAM, AMPI_UPDATE_LAMB, AMPI_LAMB_DIRECTION
 } ampi_update_kind;
 
-/* What is an overflow of an update, and what was met. Limits are in memory, or a compiler for
+/* What is an overflow of an update, and what was met. Limits are kept in memory, or a compiler for
    finite floats alone could drop their tests. */
 typedef struct ampi_update_overflow {
-    uint32_t finite;     /* bits of the largest finite magnitude of a float */
-    uint32_t last;       /* of a weight */
-    uint32_t low;        /* of a weight whose 16-bit copy is finite */
+    uint32_t finite;     /* bits of the largest finite magnitude: of a float */
+    uint32_t last;       /* of a weight, as it is stored */
+    uint32_t low;        /* of a weight whose 16-bit copy is finite: never above `last` */
     uint32_t held;       /* elements that stay as they were */
     uint32_t saturated;  /* 16-bit copies that saturate */
     size_t   base;       /* the number of the element that a kernel calls 0 */
     size_t   first;      /* the number of the first element held or saturated */
 } ampi_update_overflow;
 
+/* One weight, its unscaled gradient, and its first and second moment. */
 typedef struct ampi_weight { float w, g, m, v; } ampi_weight;
 
 /* A value with exponent 0 becomes +0: idle moments are never slow subnormals. */
@@ -3333,7 +3408,8 @@ AMPI_HD AMPI_INLINE ampi_weight ampi_update_moments(int hw, int kind, const ampi
     return x;
 }
 
-/* root: the square root of the second moment. */
+/* The direction in which the kind of optimizer moves weight x; root: the square root of its second
+   moment. */
 AMPI_HD AMPI_INLINE float ampi_update_direction(int hw, int kind, const ampi_update* u,
         ampi_weight x, float root) {
     const float deviation = ampi_fma(hw, root, u->r2, u->eps);
@@ -3379,10 +3455,17 @@ AMPI_HD AMPI_INLINE void ampi_update_element(int kind, float* w, float* g, float
     if (kind >= AMPI_UPDATE_ADAM) v[i] = x.v;
 }
 
+/* An optimizer step of some weights, in FP32. */
+typedef struct ampi_update_job {
+    float *w, *g, *m, *v;        /* weights, gradients, first and second moments, if any */
+    const ampi_update* u;
+    ampi_update_overflow* over;
+} ampi_update_job;
+
 /* Elements [i, end), without a vector unit or with an overflow among them. */
-AMPI_APART void ampi_update_singly(int kind, float* w, float* g, float* m, float* v, size_t i,
-        size_t end, const ampi_update* u, ampi_update_overflow* over) {
-    for (; i < end; i++) ampi_update_element(kind, w, g, m, v, i, u, over);
+AMPI_APART void ampi_update_singly(int kind, const ampi_update_job* job, size_t i, size_t end) {
+    for (; i < end; i++)
+        ampi_update_element(kind, job->w, job->g, job->m, job->v, i, job->u, job->over);
 }
 
 /* What a pass offers. mr x nr: the micro-tile; nc: columns of a macro-tile. */
@@ -3397,8 +3480,7 @@ typedef struct ampi_kernels {
     void (*column_sums)(float* sums, const void* x, amp_dtype t, size_t ld, size_t rows,
         size_t width);
     unsigned (*least_exponent)(const uint16_t* x, size_t n);  /* NULL: no products of pairs */
-    void (*update)(int kind, float* w, float* g, float* m, float* v, size_t n, const ampi_update* u,
-        ampi_update_overflow* over);
+    void (*update)(int kind, const ampi_update_job* job, size_t n);
     void (*convert)(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n,
         const float* factor, int clean);
     void (*add_squares)(double* sum, const void* x, amp_dtype t, size_t n);
@@ -3515,11 +3597,17 @@ AMPI_FN size_t ampi_window_row(const ampi_im2col* g, size_t i) {
         + i / g->channels / g->h.kernel;
 }
 
-/* Scratch memory for 16 channels, side by side, of a depthwise convolution: offsets of kernel
-   positions and of a grid row's pixels in the padded image; weights or their sums; pixels of y or
-   dy; that image, with zero margins. rows, pitch: its rows, floats from one to the next; weights,
-   pixels, padded: where these begin, in floats. Each has room behind it for whole vectors. */
-typedef struct ampi_channels { size_t rows, pitch, weights, pixels, padded, floats; } ampi_channels;
+/* Scratch memory for 16 channels, side by side, of a depthwise convolution. It begins with offsets
+   in the padded image of kernel positions, then of a grid row's pixels. Each part has room behind
+   it for whole vectors. */
+typedef struct ampi_channels {
+    size_t rows,     /* rows of the padded image */
+           pitch,    /* floats from one of these rows to the next */
+           weights,  /* where weights, or their gradient's sums, begin, in floats */
+           pixels,   /* where pixels of y or dy begin, in floats */
+           padded,   /* where the source image with its margins of zeros begins, in floats */
+           floats;   /* all of it */
+} ampi_channels;
 
 /* The layout in scratch memory of 16 channels of a depthwise convolution. */
 AMPI_FN ampi_channels ampi_channels_of(const ampi_im2col* g) {
@@ -3562,7 +3650,7 @@ AMPI_INLINE float ampi_element_f32(const void* data, amp_dtype t, size_t i) {
 #define AMPI_PASS avx2
 #define AMPI_PASS_TARGET AMPI_TARGET_AVX2
 #define AMPI_PASS_WIDTH 8
-enum { AMPI_K(mr) = 6, AMPI_K(nv) = 1, AMPI_K(nr) = 16, AMPI_K(nc) = 512 };
+enum { AMPI_MR = 6, AMPI_NV = 1, AMPI_NR = 16, AMPI_NC = 512 };
 typedef __m256 AMPI_K(reg);
 typedef __m256d AMPI_K(doubles);
 AMPI_LANES_FN __m256 AMPI_K(set1_reg)(float x) { return _mm256_set1_ps(x); }
@@ -3616,12 +3704,14 @@ AMPI_LANES_FN void AMPI_K(store_low)(void* p, amp_dtype t, const __m256* q) {
     }
 }
 
-/* dst[j][i] = src[i][j], 8 x 8; ldd counts floats, step bytes. */
+/* dst[j * ldd + i] = src[i][j], 8 x 8: src has rows `step` bytes apart, dst floats. */
 AMPI_LANES_FN void AMPI_K(transpose8)(float* dst, size_t ldd, const char* src, size_t step,
         amp_dtype type) {
     __m256 r[8], t[8];
     int i;
     AMPI_UNROLL for (i = 0; i < 8; i++) r[i] = AMPI_K(load_reg)(src + (size_t)i * step, type);
+
+    /* Blocks of 2 x 2 elements are transposed, then of 4 x 4, in each half of a register. */
     AMPI_UNROLL for (i = 0; i < 8; i += 2) {
         t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
         t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
@@ -3632,14 +3722,16 @@ AMPI_LANES_FN void AMPI_K(transpose8)(float* dst, size_t ldd, const char* src, s
         r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
         r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
     }
+
+    /* Rows i and i + 4 of the result are the lower and the upper halves of r[i] and r[i + 4]. */
     AMPI_UNROLL for (i = 0; i < 4; i++) {
         _mm256_storeu_ps(dst + (size_t)i * ldd, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
         _mm256_storeu_ps(dst + (size_t)(i + 4) * ldd, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
     }
 }
 
-/* 16 x 16 likewise. */
-AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, size_t step,
+/* dst[j * ldd + i] = src[i][j], 16 x 16: src has rows `step` bytes apart, dst floats. */
+AMPI_KERNEL_FN void ampi_v_transpose(float* dst, size_t ldd, const void* src, size_t step,
         amp_dtype t) {
     const char* from = (const char*)src;
     for (int i = 0; i < 2; i++, dst += 8 * ldd, from += t == AMP_F32 ? 32 : 16) {
@@ -3665,7 +3757,7 @@ AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, s
 #define AMPI_PASS_TARGET AMPI_TARGET_AVX512
 #endif
 #define AMPI_PASS_WIDTH 16
-enum { AMPI_K(mr) = 12, AMPI_K(nv) = 2, AMPI_K(nr) = 32, AMPI_K(nc) = 512 };
+enum { AMPI_MR = 12, AMPI_NV = 2, AMPI_NR = 32, AMPI_NC = 512 };
 typedef __m512 AMPI_K(reg);
 typedef __m512d AMPI_K(doubles);
 AMPI_LANES_FN __m512 AMPI_K(set1_reg)(float x) { return _mm512_set1_ps(x); }
@@ -3726,9 +3818,9 @@ AMPI_LANES_FN void AMPI_K(store_low)(void* p, amp_dtype t, const __m512* q) {
     _mm256_storeu_si256((__m256i*)p, AMPI_K(narrow_reg)(*q, t));
 }
 
-AMPI_LANES_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, size_t step,
+AMPI_LANES_FN void ampi_v_transpose(float* dst, size_t ldd, const void* src, size_t step,
         amp_dtype t) {
-    ampi_transpose_avx2(dst, ldd, src, step, t);
+    ampi_v_transpose_avx2(dst, ldd, src, step, t);
 }
 
 #include AMP_SELF
@@ -3737,7 +3829,7 @@ AMPI_LANES_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, si
 /* --- the baseline: NEON, or plain C --- */
 #define AMPI_PASS base
 #define AMPI_PASS_TARGET
-enum { AMPI_K(mr) = AMPI_NEON ? 6 : 4, AMPI_K(nv) = 1, AMPI_K(nr) = 16, AMPI_K(nc) = 256 };
+enum { AMPI_MR = AMPI_NEON ? 6 : 4, AMPI_NV = 1, AMPI_NR = 16, AMPI_NC = 256 };
 typedef double AMPI_K(doubles);
 /* s + x * x in double, for elements at p; of bfloat16 for the even or the odd ones. */
 AMPI_LANES_FN double AMPI_K(square_reg)(double s, const void* p, amp_dtype t, int odd) {
@@ -3854,23 +3946,23 @@ AMPI_LANES_FN float AMPI_K(set1_reg)(float x) { return x; }
 typedef struct { AMPI_K(reg) q[AMPI_REGISTERS]; } AMPI_V16;
 
 /* Sixteen lanes that are all x. */
-AMPI_LANES_FN AMPI_V16 AMPI_K(set1)(float x) {
+AMPI_LANES_FN AMPI_V16 ampi_v_set1(float x) {
     AMPI_V16 r;
     AMPI_UNROLL for (int i = 0; i < AMPI_REGISTERS; i++) r.q[i] = AMPI_K(set1_reg)(x);
     return r;
 }
 
 /* Sixteen lanes that are all x. */
-AMPI_LANES_FN AMPI_V16 AMPI_K(zero)(void) { return AMPI_K(set1)(0.0f); }
+AMPI_LANES_FN AMPI_V16 ampi_v_zero(void) { return ampi_v_set1(0.0f); }
 
 /* x + y in each lane. */
-AMPI_LANES_FN AMPI_V16 AMPI_K(add)(AMPI_V16 x, AMPI_V16 y) {
+AMPI_LANES_FN AMPI_V16 ampi_v_add(AMPI_V16 x, AMPI_V16 y) {
     AMPI_UNROLL for (int i = 0; i < AMPI_REGISTERS; i++) x.q[i] += y.q[i];
     return x;
 }
 
 /* x * y in each lane. */
-AMPI_LANES_FN AMPI_V16 AMPI_K(mul)(AMPI_V16 x, AMPI_V16 y) {
+AMPI_LANES_FN AMPI_V16 ampi_v_mul(AMPI_V16 x, AMPI_V16 y) {
     AMPI_UNROLL for (int i = 0; i < AMPI_REGISTERS; i++) x.q[i] *= y.q[i];
     return x;
 }
@@ -3878,7 +3970,7 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(mul)(AMPI_V16 x, AMPI_V16 y) {
 #if AMPI_PASS_WIDTH > 1
 /* x * y + z in each lane, rounded once; with AMPI_OF_PAIRS two products of bfloat16 a lane are
    added to z. */
-AMPI_LANES_FN AMPI_V16 AMPI_K(fma)(int how, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) {
+AMPI_LANES_FN AMPI_V16 ampi_v_fma(int how, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) {
     int i;
     (void)how;
 #ifdef AMPI_PASS_PAIRS
@@ -3900,7 +3992,7 @@ AMPI_LANES_FN int AMPI_K(above)(AMPI_V16 x, uint32_t limit) {
 }
 
 /* Sixteen neighbours of type t, widened to FP32. */
-AMPI_LANES_FN AMPI_V16 AMPI_K(load_typed)(const void* p, amp_dtype t) {
+AMPI_LANES_FN AMPI_V16 ampi_v_load_typed(const void* p, amp_dtype t) {
     const int bytes = AMPI_PASS_WIDTH * (t == AMP_F32 ? 4 : 2);
     AMPI_V16 r;
     AMPI_UNROLL for (int i = 0; i < AMPI_REGISTERS; i++)
@@ -3911,7 +4003,7 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(load_typed)(const void* p, amp_dtype t) {
 AMPI_LANES_FN void AMPI_K(store_reg)(float* p, AMPI_K(reg) x) { memcpy(p, &x, sizeof x); }
 
 /* Stores sixteen lanes as type t, rounded to nearest even. */
-AMPI_LANES_FN void AMPI_K(store_typed)(void* p, amp_dtype t, AMPI_V16 x) {
+AMPI_LANES_FN void ampi_v_store_typed(void* p, amp_dtype t, AMPI_V16 x) {
     int i;
     if (t != AMP_F32) { AMPI_K(store_low)(p, t, x.q); return; }
     AMPI_UNROLL for (i = 0; i < AMPI_REGISTERS; i++)
@@ -3919,7 +4011,7 @@ AMPI_LANES_FN void AMPI_K(store_typed)(void* p, amp_dtype t, AMPI_V16 x) {
 }
 #else
 /* AMPI_EXACT: products are exact in FP32, so a multiply and an add round as an fma. */
-AMPI_LANES_FN AMPI_V16 AMPI_K(fma)(int how, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) {
+AMPI_LANES_FN AMPI_V16 ampi_v_fma(int how, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) {
     int l;
     if (how == AMPI_EXACT) for (l = 0; l < 16; l++) z.q[l] += x.q[l] * y.q[l];
     else if (AMPI_FMA_NATIVE) for (l = 0; l < 16; l++) z.q[l] = ampi_fma(1, x.q[l], y.q[l], z.q[l]);
@@ -3935,7 +4027,7 @@ AMPI_LANES_FN int AMPI_K(above)(AMPI_V16 x, uint32_t limit) {
 }
 
 /* Sixteen neighbours of type t, widened to FP32. */
-AMPI_LANES_FN AMPI_V16 AMPI_K(load_typed)(const void* p, amp_dtype t) {
+AMPI_LANES_FN AMPI_V16 ampi_v_load_typed(const void* p, amp_dtype t) {
     AMPI_V16 r;
     if (t == AMP_F16) ampi_lanes_half_to_f32(r.q, (const uint16_t*)p);
     else if (t == AMP_BF16) ampi_lanes_bf16_to_f32(r.q, (const uint16_t*)p);
@@ -3944,26 +4036,26 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(load_typed)(const void* p, amp_dtype t) {
 }
 
 /* Stores sixteen lanes as type t, rounded to nearest even. */
-AMPI_LANES_FN void AMPI_K(store_typed)(void* p, amp_dtype t, AMPI_V16 x) {
+AMPI_LANES_FN void ampi_v_store_typed(void* p, amp_dtype t, AMPI_V16 x) {
     if (t == AMP_F16) ampi_lanes_f32_to_half((uint16_t*)p, x.q);
     else if (t == AMP_BF16) ampi_lanes_f32_to_bf16((uint16_t*)p, x.q);
     else memcpy(p, x.q, sizeof x.q);
 }
 #endif
 /* Sixteen neighbours of type t, widened to FP32. */
-AMPI_LANES_FN AMPI_V16 AMPI_K(load)(const float* p) { return AMPI_K(load_typed)(p, AMP_F32); }
+AMPI_LANES_FN AMPI_V16 ampi_v_load(const float* p) { return ampi_v_load_typed(p, AMP_F32); }
 
 /* Stores sixteen lanes as type t, rounded to nearest even. */
-AMPI_LANES_FN void AMPI_K(store)(float* p, AMPI_V16 x) { AMPI_K(store_typed)(p, AMP_F32, x); }
+AMPI_LANES_FN void ampi_v_store(float* p, AMPI_V16 x) { ampi_v_store_typed(p, AMP_F32, x); }
 
 /* Makes NaNs quiet and keeps only the bits of their sign and payload that `kept` has; 0 leaves
    0x7fc00000. The branch pays, as NaNs are rare. */
-AMPI_LANES_FN AMPI_V16 AMPI_K(quiet)(AMPI_V16 x, uint32_t kept) {
+AMPI_LANES_FN AMPI_V16 ampi_v_quiet(AMPI_V16 x, uint32_t kept) {
     float v[AMPI_LANES];
     if (!AMPI_K(above)(x, 0x7f800000u)) return x;
-    AMPI_K(store)(v, x);
+    ampi_v_store(v, x);
     ampi_quiet_lanes(v, kept);
-    return AMPI_K(load)(v);
+    return ampi_v_load(v);
 }
 
 /* The first `count` <= 16 lanes; the others are 0, and not stored. */
@@ -3989,24 +4081,24 @@ AMPI_LANES_FN void AMPI_K(store_part)(void* p, amp_dtype t, AMPI_V16 x, size_t c
 AMPI_KERNEL_FN AMPI_V16 AMPI_K(load_part)(const void* p, amp_dtype t, size_t count) {
     float whole[AMPI_LANES] = { 0 };
     memcpy(whole, p, count * (t == AMP_F32 ? 4 : 2));
-    return AMPI_K(load_typed)(whole, t);
+    return ampi_v_load_typed(whole, t);
 }
 
 /* Stores the first `count` of sixteen lanes as type t. */
 AMPI_KERNEL_FN void AMPI_K(store_part)(void* p, amp_dtype t, AMPI_V16 x, size_t count) {
     float whole[AMPI_LANES];
-    AMPI_K(store_typed)(whole, t, x);
+    ampi_v_store_typed(whole, t, x);
     memcpy(p, whole, count * (t == AMP_F32 ? 4 : 2));
 }
 #endif
 #if AMPI_PASS_WIDTH < 8
 /* dst[j][i] = src[i][j], 16 x 16; ldd counts floats, step bytes. */
-AMPI_KERNEL_FN void AMPI_K(transpose)(float* dst, size_t ldd, const void* src, size_t step,
+AMPI_KERNEL_FN void ampi_v_transpose(float* dst, size_t ldd, const void* src, size_t step,
         amp_dtype t) {
     float rows[AMPI_LANES][AMPI_LANES];
     size_t i, j;
     for (i = 0; i < AMPI_LANES; i++)
-        AMPI_K(store)(rows[i], AMPI_K(load_typed)((const char*)src + i * step, t));
+        ampi_v_store(rows[i], ampi_v_load_typed((const char*)src + i * step, t));
     for (j = 0; j < AMPI_LANES; j++)
         for (i = 0; i < AMPI_LANES; i++) dst[j * ldd + i] = rows[i][j];
 }
@@ -4029,112 +4121,131 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(load_pairs)(const float* p) {
     return AMPI_K(pair)(_mm512_permutex2var_ps(x, even, y), _mm512_permutex2var_ps(x, odd, y));
 }
 
-/* The least exponent field of n bfloat16 that are not 0; 256 if all are. Subtracting 1 turns zero
-   into 0xffff, so that it is never the minimum. */
+/* The least exponent field of n bfloat16 that are not 0; 256 if all are. */
 AMPI_KERNEL_FN unsigned AMPI_K(least_exponent)(const uint16_t* x, size_t n) {
-    uint16_t lanes[32];
-    unsigned all = 0x7fff;
+    uint16_t lanes[32], less;
+    unsigned least = 0x7fff;
     size_t i, l;
+
+    /* The least magnitude, less 1: this turns zero into 0xffff, which is never the minimum. */
     memset(lanes, 0xff, sizeof lanes);
     for (i = 0; i + 32 <= n; i += 32)
         for (l = 0; l < 32; l++) {
-            const uint16_t less = (uint16_t)((x[i + l] & 0x7fffu) - 1u);
+            less = (uint16_t)((x[i + l] & 0x7fffu) - 1u);
             lanes[l] = lanes[l] < less ? lanes[l] : less;
         }
-    for (; i < n; i++)
-        if ((x[i] & 0x7fffu) != 0 && (x[i] & 0x7fffu) - 1u < all) all = (x[i] & 0x7fffu) - 1u;
-    for (l = 0; l < 32; l++) if (lanes[l] < all) all = lanes[l];
-    return (all + 1u) >> 7;
+    for (; i < n; i++) {
+        less = (uint16_t)((x[i] & 0x7fffu) - 1u);
+        if (less < least) least = less;
+    }
+    for (l = 0; l < 32; l++) if (lanes[l] < least) least = lanes[l];
+
+    return (least + 1u) >> 7;  /* the exponent field; 256 where `least` is as it began */
 }
 #endif
 /* The first `count` of sixteen neighbours, all of them if it is 16 or more; other lanes are 0. */
-AMPI_LANES_FN AMPI_V16 AMPI_K(load_any)(const void* p, amp_dtype t, size_t count) {
-    return count >= AMPI_LANES ? AMPI_K(load_typed)(p, t) : AMPI_K(load_part)(p, t, count);
+AMPI_LANES_FN AMPI_V16 ampi_v_load_any(const void* p, amp_dtype t, size_t count) {
+    return count >= AMPI_LANES ? ampi_v_load_typed(p, t) : AMPI_K(load_part)(p, t, count);
 }
 
 /* Stores the first `count` lanes, all of them if it is 16 or more. */
-AMPI_LANES_FN void AMPI_K(store_any)(void* p, amp_dtype t, AMPI_V16 x, size_t count) {
-    if (count >= AMPI_LANES) AMPI_K(store_typed)(p, t, x);
+AMPI_LANES_FN void ampi_v_store_any(void* p, amp_dtype t, AMPI_V16 x, size_t count) {
+    if (count >= AMPI_LANES) ampi_v_store_typed(p, t, x);
     else AMPI_K(store_part)(p, t, x, count);
 }
 
 /* `count` neighbours in FP32, and zeros up to whole vectors. */
-AMPI_KERNEL_FN void AMPI_K(widen)(float* dst, const void* src, amp_dtype t, size_t count) {
+AMPI_KERNEL_FN void ampi_v_widen(float* dst, const void* src, amp_dtype t, size_t count) {
     const size_t size = t == AMP_F32 ? 4 : 2;
     for (size_t i = 0; i < count; i += AMPI_LANES)
-        AMPI_K(store)(dst + i, AMPI_K(load_any)((const char*)src + i * size, t, count - i));
+        ampi_v_store(dst + i, ampi_v_load_any((const char*)src + i * size, t, count - i));
 }
 
-AMPI_KERNEL_FN void AMPI_K(clear)(float* dst, size_t count) {
-    for (size_t i = 0; i < count; i += AMPI_LANES) AMPI_K(store)(dst + i, AMPI_K(zero)());
+AMPI_KERNEL_FN void ampi_v_clear(float* dst, size_t count) {
+    for (size_t i = 0; i < count; i += AMPI_LANES) ampi_v_store(dst + i, ampi_v_zero());
 }
 
 /* --- the micro-kernel --- */
 
-/* sums[i][j] = (first ? 0 : sums[i][j]) + sum over p < k of a[i * row_step + p * k_step] * b[p][j].
-   Each sum takes p in ascending order, one fma for each. k_step 0: a is micro-panels, [k][rows of a
-   micro-tile]. Row p of b is a packed panel's, [k][nr], or at b + at[p] of planes or windows. In
-   both b and sums the second vector of columns is `next` floats behind the first. */
-typedef struct AMPI_K(micro_args) {
-    size_t k;
-    const float* a; size_t row_step, k_step;
-    const float* b; const uint32_t* at;
-    float* sums; size_t ld, next;
-    int first, exact, quiet;
-} AMPI_K(micro_args);
-/* A micro-tile. rows, vectors, pairs (a and b hold pairs of bfloat16) are constants where it is
-   called. */
+/* What the micro-kernel adds: sums[i][j] += sum over p < k of a[i * row_step + p * k_step] *
+   b[p][j]. Each sum takes p in ascending order, one fma for each. */
+typedef struct AMPI_MICRO_ARGS {
+    size_t k;            /* rows of b; each holds one k, or a pair of them */
+    const float* a;      /* rows of op(A), in FP32 or as pairs */
+    size_t row_step,     /* floats from one row of op(A) to the next */
+           k_step;       /* floats from one k of it to the next; 0: a is micro-panels */
+    const float* b;      /* the panel of op(B): row p begins at b + p * NR, */
+    const uint32_t* at;  /* or at b + at[p] (planes, windows), if this is not NULL */
+    float* sums;         /* of the micro-tile's first row and column */
+    size_t ld,           /* floats from one row of sums to the next */
+           next;         /* floats from the first vector of columns to the second, in sums and b */
+    int first,           /* sums begin as 0 */
+        exact,           /* products of two elements are exact in FP32 */
+        quiet;           /* sums are results: every NaN becomes 0x7fc00000 */
+} AMPI_MICRO_ARGS;
+
+/* A micro-tile of `rows` rows and `vectors` vectors of columns. pairs: a and b hold pairs of
+   bfloat16. These three are constants where it is called, so that all sums stay in registers. */
 AMPI_LANES_FN void AMPI_K(micro_tile)(int rows, int vectors, int pairs,
-        const AMPI_K(micro_args)* u) {
-    AMPI_V16 acc[AMPI_K(mr)][AMPI_K(nv)], x[AMPI_K(nv)];
-    const float* a[(AMPI_K(mr) + 3) / 4] = { 0 };  /* every fourth row: more take too many
-                                                      registers */
+        const AMPI_MICRO_ARGS* u) {
+    AMPI_V16 acc[AMPI_MR][AMPI_NV], x[AMPI_NV];  /* the sums; a row of b */
+    /* Every fourth row of a: a pointer for each would take too many registers. */
+    const float* a[(AMPI_MR + 3) / 4] = { 0 };
     const uint32_t* at = u->at;
     const size_t row_step = u->row_step, k_step = u->k_step, k = u->k, next = u->next;
-    const int exact = AMPI_PASS_WIDTH == 1 && u->exact;
+    const int how = pairs ? AMPI_OF_PAIRS : AMPI_PASS_WIDTH == 1 && u->exact;
     size_t p;
     int i, j;
+
     AMPI_UNROLL for (i = 0; i < rows; i++)
         AMPI_UNROLL for (j = 0; j < vectors; j++)
-            acc[i][j] = u->first ? AMPI_K(zero)() : AMPI_K(load)(u->sums + (size_t)i * u->ld
+            acc[i][j] = u->first ? ampi_v_zero() : ampi_v_load(u->sums + (size_t)i * u->ld
                 + next * (size_t)j);
+
     for (p = 0; p < k; p++) {
-        const float* row = u->b + (at ? at[p] : p * AMPI_K(nr));
+        const float* row = u->b + (at ? at[p] : p * AMPI_NR);
         AMPI_UNROLL for (i = 0; i < rows; i += 4)
             a[i / 4] = u->a + (size_t)i * row_step + p * k_step;
-        AMPI_UNROLL for (j = 0; j < vectors; j++) x[j] = AMPI_K(load)(row + next * (size_t)j);
+        AMPI_UNROLL for (j = 0; j < vectors; j++) x[j] = ampi_v_load(row + next * (size_t)j);
+
         AMPI_UNROLL for (i = 0; i < rows; i++) {
-            const AMPI_V16 y = AMPI_K(set1)(a[i / 4][(size_t)(i % 4) * row_step]);
+            const AMPI_V16 y = ampi_v_set1(a[i / 4][(size_t)(i % 4) * row_step]);
             AMPI_UNROLL for (j = 0; j < vectors; j++)
-                acc[i][j] = AMPI_K(fma)(pairs ? AMPI_OF_PAIRS : exact, y, x[j], acc[i][j]);
+                acc[i][j] = ampi_v_fma(how, y, x[j], acc[i][j]);
         }
     }
+
     AMPI_UNROLL for (i = 0; i < rows; i++)
         AMPI_UNROLL for (j = 0; j < vectors; j++)
-            AMPI_K(store)(u->sums + (size_t)i * u->ld + next * (size_t)j, acc[i][j]);
+            ampi_v_store(u->sums + (size_t)i * u->ld + next * (size_t)j, acc[i][j]);
 }
 
-/* Rows of the next micro-tile. A last mr + 2 is split, as sums of two rows do not hide an fma. */
+/* How many of `left` rows the next micro-tile takes. A last MR + 2 is split, as sums of two rows do
+   not hide the latency of an fma. */
 AMPI_INLINE size_t AMPI_K(tile_rows)(size_t left) {
-    if (left == AMPI_K(mr) + 2) return AMPI_K(mr) > 8 ? 8 : 4;
-    if (left >= AMPI_K(mr)) return AMPI_K(mr);
+    if (left == AMPI_MR + 2) return AMPI_MR > 8 ? 8 : 4;
+    if (left >= AMPI_MR) return AMPI_MR;
     return left >= 8 ? 8 : left >= 6 ? 6 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
 }
 
 /* Loop 1: micro-tiles, one below another, until all rows have their sums. */
 AMPI_LANES_FN void AMPI_K(micro_rows)(size_t rows, int vectors, int pairs,
-        const AMPI_K(micro_args)* args) {
+        const AMPI_MICRO_ARGS* args) {
     size_t i, count;
     for (i = 0; i < rows; i += count) {
-        AMPI_K(micro_args) u = *args;
+        AMPI_MICRO_ARGS u = *args;
         count = AMPI_K(tile_rows)(rows - i);
-        u.a += i * (u.k_step == 0 ? u.k + AMPI_PAD : u.row_step);
-        if (u.k_step == 0) u.k_step = count;
         u.sums += i * u.ld;
-        if (count == AMPI_K(mr)) AMPI_K(micro_tile)(AMPI_K(mr), vectors, pairs, &u);
-        else if (AMPI_K(mr) > 8 && count == 8) AMPI_K(micro_tile)(8, vectors, pairs, &u);
-        else if (AMPI_K(mr) > 6 && count == 6) AMPI_K(micro_tile)(6, vectors, pairs, &u);
-        else if (AMPI_K(mr) > 4 && count == 4) AMPI_K(micro_tile)(4, vectors, pairs, &u);
+        if (u.k_step == 0) {  /* micro-panels: PAD floats a row more, and a k is a tile's rows */
+            u.a += i * (u.k + AMPI_PAD);
+            u.k_step = count;
+        } else
+            u.a += i * u.row_step;
+
+        if (count == AMPI_MR) AMPI_K(micro_tile)(AMPI_MR, vectors, pairs, &u);
+        else if (AMPI_MR > 8 && count == 8) AMPI_K(micro_tile)(8, vectors, pairs, &u);
+        else if (AMPI_MR > 6 && count == 6) AMPI_K(micro_tile)(6, vectors, pairs, &u);
+        else if (AMPI_MR > 4 && count == 4) AMPI_K(micro_tile)(4, vectors, pairs, &u);
         else if (count == 2) AMPI_K(micro_tile)(2, vectors, pairs, &u);
         else AMPI_K(micro_tile)(1, vectors, pairs, &u);
     }
@@ -4144,54 +4255,60 @@ AMPI_LANES_FN void AMPI_K(micro_rows)(size_t rows, int vectors, int pairs,
 /* The matrix unit: tdpbf16ps adds to 16 x 16 sums the product of 16 rows of 16 pairs of A with 16
    pairs of 16 columns of B. Its order (Intel SDM): products of low halves in one chain of fma from
    +0, those of high halves in another; the two are added, then to the old sum. Rows and pairs are
-   padded to 16. Tiles 0 and 1 are sums, 2 is A, 3 and 4 B. */
-AMPI_TARGET_AMX AMPI_FN void AMPI_K(micro_amx)(size_t rows, int two, const AMPI_K(micro_args)* u) {
+   padded to 16. Tiles 0 and 1 are sums of the first and, if `two`, the second 16 columns; 2 is A;
+   3 and 4 are B. */
+AMPI_TARGET_AMX AMPI_FN void AMPI_K(micro_amx)(size_t rows, int two, const AMPI_MICRO_ARGS* u) {
+    /* bytes from row to row of sums, of A and of B */
     const ptrdiff_t ld = (ptrdiff_t)(u->ld * sizeof(float));
+    const ptrdiff_t a_step = (ptrdiff_t)(u->row_step * sizeof(float));
+    const ptrdiff_t b_step = (ptrdiff_t)(AMPI_NR * sizeof(float));
     size_t i, p;
     AMPI_FORGET(u->a);  /* gcc does not know that tile loads read memory */
+
     for (i = 0; i < rows; i += AMPI_LANES) {
         const float *a = u->a + i * u->row_step, *b = u->b;
         float* sums = u->sums + i * u->ld;
         _tile_zero(0); _tile_zero(1);
         if (!u->first) _tile_loadd(0, sums, ld);
         if (!u->first && two) _tile_loadd(1, sums + AMPI_LANES, ld);
-        for (p = 0; p < u->k; p += AMPI_LANES, a += AMPI_LANES,
-            b += AMPI_LANES * (size_t)AMPI_K(nr)) {
-            _tile_loadd(2, a, (ptrdiff_t)(u->row_step * sizeof(float)));
-            _tile_loadd(3, b, (ptrdiff_t)(AMPI_K(nr) * sizeof(float)));
+
+        for (p = 0; p < u->k; p += AMPI_LANES) {
+            _tile_loadd(2, a + p, a_step);
+            _tile_loadd(3, b + p * AMPI_NR, b_step);
             _tile_dpbf16ps(0, 2, 3);
             if (!two) continue;
-            _tile_loadd(4, b + AMPI_LANES, (ptrdiff_t)(AMPI_K(nr) * sizeof(float)));
+            _tile_loadd(4, b + p * AMPI_NR + AMPI_LANES, b_step);
             _tile_dpbf16ps(1, 2, 4);
         }
+
         _tile_stored(0, sums, ld);
         if (two) _tile_stored(1, sums + AMPI_LANES, ld);
     }
 }
 #endif
-/* Every NaN of the sums becomes 0x7fc00000. */
-AMPI_KERNEL_FN void AMPI_K(quiet_sums)(size_t rows, int two, const AMPI_K(micro_args)* u) {
+/* Every NaN of the sums of one vector of columns, or of `two`, becomes 0x7fc00000. */
+AMPI_KERNEL_FN void AMPI_K(quiet_sums)(size_t rows, int two, const AMPI_MICRO_ARGS* u) {
     for (size_t i = 0; i < rows; i++)
         for (size_t j = 0; j <= (size_t)two; j++) {
             float* const sums = u->sums + i * u->ld + j * u->next;
-            AMPI_K(store)(sums, AMPI_K(quiet)(AMPI_K(load)(sums), 0));
+            ampi_v_store(sums, ampi_v_quiet(ampi_v_load(sums), 0));
         }
 }
 
-/* Sums of any number of rows and one or two vectors of columns; form: that of the product. The
+/* Sums of any number of rows and one vector of columns, or `two`; form: that of the product. The
    function is not inlined: the caller's variables would spill the registers of sums. */
 AMPI_PASS_TARGET AMPI_APART void AMPI_K(micro)(int form, size_t rows, int two,
-        const AMPI_K(micro_args)* u) {
+        const AMPI_MICRO_ARGS* u) {
     (void)form;
 #if defined(AMPI_PASS_PAIRS) && AMPI_AMX
     if (form == AMPI_AMX_PAIRS) { AMPI_K(micro_amx)(rows, two, u); return; }
 #endif
 #ifdef AMPI_PASS_PAIRS
-    if (form == AMPI_PAIRS_OF_BF16 && two) AMPI_K(micro_rows)(rows, AMPI_K(nv), 1, u);
+    if (form == AMPI_PAIRS_OF_BF16 && two) AMPI_K(micro_rows)(rows, AMPI_NV, 1, u);
     else if (form == AMPI_PAIRS_OF_BF16) AMPI_K(micro_rows)(rows, 1, 1, u);
     else
 #endif
-    if (two && AMPI_K(nv) > 1) AMPI_K(micro_rows)(rows, AMPI_K(nv), 0, u);
+    if (two && AMPI_NV > 1) AMPI_K(micro_rows)(rows, AMPI_NV, 0, u);
     else AMPI_K(micro_rows)(rows, 1, 0, u);
     if (u->quiet) AMPI_K(quiet_sums)(rows, two, u);
 }
@@ -4200,11 +4317,12 @@ AMPI_PASS_TARGET AMPI_APART void AMPI_K(micro)(int form, size_t rows, int two,
 
 /* `count` zeros: most often one vector, for which gcc would call memset. */
 AMPI_LANES_FN void AMPI_K(margin)(float* dst, size_t count) {
-    if (count > AMPI_LANES) AMPI_K(clear)(dst, count);
-    else if (count > 0) AMPI_K(store)(dst, AMPI_K(zero)());
+    if (count > AMPI_LANES) ampi_v_clear(dst, count);
+    else if (count > 0) ampi_v_store(dst, ampi_v_zero());
 }
 
-/* `count` elements, `step` apart, in FP32. Small steps are widened whole, then picked from. */
+/* `count` elements, `step` apart, in FP32. Up to a step of 4 all elements between are widened
+   together, then picked from; else elements are widened one by one. */
 AMPI_PASS_TARGET AMPI_APART void AMPI_K(strided_row)(float* dst, const char* src, amp_dtype t,
         size_t step, size_t count) {
     float floats[4 * AMPI_LANES];
@@ -4212,36 +4330,36 @@ AMPI_PASS_TARGET AMPI_APART void AMPI_K(strided_row)(float* dst, const char* src
     for (i = 0; i < count; i += AMPI_LANES) {
         const size_t n = ampi_min_size(count - i, AMPI_LANES);
         const char* from = src + i * step * ampi_type_size(t);
-        if (step <= 4) AMPI_K(widen)(floats, from, t, (n - 1) * step + 1);
+        if (step <= 4) ampi_v_widen(floats, from, t, (n - 1) * step + 1);
         for (l = 0; l < n; l++)
             dst[i + l] = step <= 4 ? floats[l * step] : ampi_element_f32(from, t, l * step);
     }
 }
 
-/* Pixels `row` of row y of the source plane that begins at element `plane`, in FP32; zeros outside
-   of it. Whole vectors are read where the source has a vector behind the row. */
+/* Pixels `row` of row y of a source plane in FP32, and zeros for those outside of it. v: the image;
+   plane: the number of the plane's first element in it. */
 AMPI_LANES_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t plane, int64_t y,
         const ampi_row_pixels* row) {
     const ampi_im2col* g = &v->image;
     const size_t size = ampi_type_size(v->dtype), inside = row->inside, behind = row->left + inside;
     const char* src;
-    size_t i;
-    if (y < 0 || y >= g->h.size || inside == 0) {
+    size_t i, first;
+    if (y < 0 || y >= g->h.size || inside == 0) {  /* the row is margin */
         AMPI_K(margin)(dst, row->count);
         return;
     }
 
-    plane += (size_t)y * (size_t)g->w.size + row->first;
-    src = (const char*)v->data + plane * size;
+    first = plane + (size_t)y * (size_t)g->w.size + row->first;
+    src = (const char*)v->data + first * size;
     AMPI_K(margin)(dst, row->left);
     dst += row->left;
     if (row->step > 1) {
         AMPI_K(strided_row)(dst, src, v->dtype, row->step, inside);
-    } else if (plane + inside + AMPI_LANES > g->elements) {
-        AMPI_K(widen)(dst, src, v->dtype, inside);
-    } else {
+    } else if (first + inside + AMPI_LANES > g->elements) {
+        ampi_v_widen(dst, src, v->dtype, inside);
+    } else {  /* whole vectors may be read, as the source has one more behind the row */
         for (i = 0; i < inside; i += AMPI_LANES)
-            AMPI_K(store)(dst + i, AMPI_K(load_typed)(src + i * size, v->dtype));
+            ampi_v_store(dst + i, ampi_v_load_typed(src + i * size, v->dtype));
     }
     AMPI_K(margin)(dst + inside, row->count - behind);
 }
@@ -4251,16 +4369,20 @@ AMPI_LANES_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t 
 AMPI_KERNEL_FN void AMPI_K(pad)(float* dst, const ampi_operand* v, size_t channel, size_t h,
         size_t w, size_t from, size_t count) {
     const ampi_im2col* g = &v->image;
+    /* The source pixel of a row's first place, and all pixels of a row. */
     const int64_t left = (int64_t)w + g->w.low;
     const ampi_row_pixels whole = ampi_row_pixels_of(g->w.size, left, g->w.step, g->w.padded);
+    /* Where the next place lies: its column, its row, the first element of its source plane. */
     size_t p, n, x = from % g->w.padded, row = from / g->w.padded % g->h.padded;
     size_t plane = from / g->w.padded / g->h.padded * g->image + channel * g->plane;
+
     for (p = 0; p < count; p += n) {
+        /* A row outside of the source, as h.size is, gives zeros. */
         const int64_t y = plane < g->elements ? (int64_t)(row * (size_t)g->h.step + h) + g->h.low
             : g->h.size;
         ampi_row_pixels pixels = whole;
         n = ampi_min_size(g->w.padded - x, count - p);
-        if (n < g->w.padded)
+        if (n < g->w.padded)  /* the first or last row, of which a part is wanted */
             pixels = ampi_row_pixels_of(g->w.size, (int64_t)(x * (size_t)g->w.step) + left,
                 g->w.step, n);
         AMPI_K(source_row)(dst + p, v, plane, y, &pixels);
@@ -4274,13 +4396,15 @@ AMPI_KERNEL_FN void AMPI_K(pad)(float* dst, const ampi_operand* v, size_t channe
     }
 }
 
-/* The padded planes that rows [first, first + rows) of an im2col matrix read in `count` columns;
-   at[i]: where row first + i begins there. */
+/* The padded planes that rows [first, first + rows) of an im2col matrix read in `count` columns
+   from `column` on: channel by channel, in these phase by phase. at[i]: where row first + i begins
+   there. */
 AMPI_KERNEL_FN void AMPI_K(pad_rows)(float* dst, uint32_t* at, const ampi_operand* v, size_t first,
         size_t rows, size_t column, size_t count) {
     const ampi_im2col* g = &v->image;
-    const size_t from = ampi_padded_place(g, column), to = ampi_padded_place(g, column + count - 1)
-        + AMPI_LANES;
+    /* Places of the columns, whose last vector is read whole, and what the kernel reads behind. */
+    const size_t from = ampi_padded_place(g, column);
+    const size_t to = ampi_padded_place(g, column + count - 1) + AMPI_LANES;
     const size_t place_count = to - from + g->h.over * g->w.padded + g->w.over;
     /* An odd number of vectors from plane to plane: planes share no cache sets. */
     const size_t step = ((ampi_div_up(place_count, AMPI_LANES) + 1) | 1) * AMPI_LANES;
@@ -4307,9 +4431,9 @@ AMPI_KERNEL_FN void AMPI_K(im2col_row)(float* dst, const ampi_operand* v, size_t
         &pixels);
 }
 
-/* `rows` rows of an im2col matrix from a padded copy, whose table is `at`: columns [column, column
-   + count), `ld` floats from row to row. Whole grid rows are copied together, with their margins
-   left out. */
+/* `rows` rows of an im2col matrix from a padded copy, in which row r begins at copy + at[r]:
+   columns [column, column + count), `ld` floats from row to row. The margins of the copy are left
+   out. */
 AMPI_KERNEL_FN void AMPI_K(im2col_of_copy)(float* dst, size_t ld, const ampi_im2col* g,
         size_t rows, size_t column, size_t count, const float* copy, const uint32_t* at) {
     const size_t from = ampi_padded_place(g, column);
@@ -4317,22 +4441,24 @@ AMPI_KERNEL_FN void AMPI_K(im2col_of_copy)(float* dst, size_t ld, const ampi_im2
     for (i = 0; i < count; i += height * width) {
         const size_t pixel = (column + i) % g->pixels, place = ampi_padded_place(g, column + i)
             - from;
+        /* At once: part of a grid row, or all whole grid rows that follow in this image. */
         width = ampi_min_size(g->w.count - pixel % g->w.count, count - i);
         height = width < g->w.count ? 1 : ampi_min_size(g->h.count - pixel / g->w.count,
             (count - i) / width);
+
         for (r = 0; r < rows; r++) {
             const float* src = copy + at[r] + place;
             float* to = dst + r * ld + i;
             for (y = 0; y < height; y++, src += g->w.padded, to += width)
                 for (x = 0; x < width; x += AMPI_LANES)
-                    AMPI_K(store)(to + x, AMPI_K(load)(src + x));
+                    ampi_v_store(to + x, ampi_v_load(src + x));
         }
     }
 }
 
 /* Rows [first, first + rows) of an im2col matrix, at most AMPI_KC, in columns [column, column +
-   count), `ld` floats from row to row; of more kernel positions by way of a padded copy, if `room`
-   holds it. */
+   count), `ld` floats from row to row. With several kernel positions, which read a pixel again, a
+   padded copy is made first, if `room` holds it. */
 AMPI_KERNEL_FN void AMPI_K(im2col)(float* dst, size_t ld, const ampi_operand* v, size_t first,
         size_t rows, size_t column, size_t count, const ampi_pack_room* room) {
     const ampi_im2col* g = &v->image;
@@ -4344,7 +4470,7 @@ AMPI_KERNEL_FN void AMPI_K(im2col)(float* dst, size_t ld, const ampi_operand* v,
         return;
     }
 
-    for (i = 0; i < count; i += width) {
+    for (i = 0; i < count; i += width) {  /* grid row by grid row */
         width = ampi_min_size(g->w.count - (column + i) % g->w.count, count - i);
         for (r = 0; r < rows; r++)
             AMPI_K(im2col_row)(dst + r * ld + i, v, first + r, column + i, width);
@@ -4352,48 +4478,52 @@ AMPI_KERNEL_FN void AMPI_K(im2col)(float* dst, size_t ld, const ampi_operand* v,
 }
 
 /* Values [first, height) of the windows' columns that pixels `row` of source row y are: value e is
-   that of kernel row e / channels, channel e % channels. `plane`: the image's first element; rows:
-   16 rows of scratch memory. */
+   that of kernel row e / channels, channel e % channels. v: the image; plane: its first element;
+   rows: 16 rows of scratch memory, ld floats apart. */
 AMPI_KERNEL_FN void AMPI_K(window_values)(float* dst, float* rows, const ampi_windows* d,
         const ampi_operand* v, size_t plane, int64_t y, const ampi_row_pixels* row, size_t first) {
     const ampi_im2col* g = &v->image;
-    float block[AMPI_LANES][AMPI_LANES];
+    float block[AMPI_LANES][AMPI_LANES];  /* 16 columns of 16 values */
     size_t e, i, x, n;
     for (e = first; e < d->height; e += n) {
+        /* Up to 16 values of all columns, as rows. */
         n = ampi_min_size(d->height - e, AMPI_LANES);
         for (i = 0; i < n; i++)
             AMPI_K(source_row)(rows + i * d->ld, v, plane + (e + i) % g->channels * g->plane,
                 y + (int64_t)((e + i) / g->channels) * g->h.next, row);
 
+        /* Rows become columns: singly where they are few, as a vector would overwrite the next
+           column; else by blocks. */
         if (n < AMPI_LANES) {
             for (i = 0; i < n; i++)
                 for (x = 0; x < row->count; x++) dst[x * d->height + e + i] = rows[i * d->ld + x];
             continue;
         }
         for (x = 0; x < row->count; x += AMPI_LANES) {
-            AMPI_K(transpose)(block[0], AMPI_LANES, rows + x, d->ld * sizeof *rows, AMP_F32);
+            ampi_v_transpose(block[0], AMPI_LANES, rows + x, d->ld * sizeof *rows, AMP_F32);
             for (i = 0; i < ampi_min_size(row->count - x, AMPI_LANES); i++)
-                AMPI_K(store)(dst + (x + i) * d->height + e, AMPI_K(load)(block[i]));
+                ampi_v_store(dst + (x + i) * d->height + e, ampi_v_load(block[i]));
         }
     }
 }
 
-/* The windows of pixels [k0, k0 + k), grid row by grid row. Where the row above lies before in
-   `scratch`, reused values are copied from there, in whole vectors; the other values then overwrite
-   what the copies spilled. */
+/* The windows (see ampi_windows, whose layout d is) of grid pixels [k0, k0 + k) of image v, grid
+   row by grid row. */
 AMPI_KERNEL_FN void AMPI_K(read_windows)(float* scratch, const ampi_windows* d,
         const ampi_operand* v, size_t k0, size_t k) {
     const ampi_im2col* g = &v->image;
     const size_t step = (size_t)g->w.step, height = d->height;
+    /* floats of a whole grid row's columns */
     const size_t whole_row = ((g->w.count - 1) * step + g->w.span + 1) * height;
     uint32_t* const at = (uint32_t*)(void*)scratch;
     float *const windows = scratch + d->first, *to = windows;
     size_t p, i, x, e, pixels;
     for (p = 0; p < k; p += pixels) {
+        /* The next pixels of one grid row: their image, source row, and columns from `left` on. */
         const size_t pixel = (k0 + p) % g->pixels, image = (k0 + p) / g->pixels * g->image;
         const int64_t y = (int64_t)(pixel / g->w.count) * g->h.step + g->h.first;
         const int64_t left = (int64_t)(pixel % g->w.count) * g->w.step + g->w.low;
-        const int row_above = p >= g->w.count && pixel >= g->w.count;
+        const int row_above = p >= g->w.count && pixel >= g->w.count;  /* was just read, whole */
         const float* above = to - (row_above ? whole_row : 0) + g->channels;
         ampi_row_pixels columns;
         pixels = ampi_min_size(g->w.count - pixel % g->w.count, k - p);
@@ -4401,30 +4531,35 @@ AMPI_KERNEL_FN void AMPI_K(read_windows)(float* scratch, const ampi_windows* d,
 
         for (i = 0; i < pixels; i++)
             at[p + i] = (uint32_t)((size_t)(to - windows) + i * step * height);
+
+        /* The row above has the first values one kernel row, which is `channels` values, on. What
+           whole vectors copy too much of is overwritten by the other values. */
         if (row_above) {
             for (x = 0; x < columns.count; x++)
                 for (e = 0; e < d->reused; e += AMPI_LANES)
-                    AMPI_K(store)(to + x * height + e, AMPI_K(load)(above + x * height + e));
+                    ampi_v_store(to + x * height + e, ampi_v_load(above + x * height + e));
         }
         AMPI_K(window_values)(to, scratch + d->rows, d, v, image, y, &columns,
             row_above ? d->reused : 0);
         to += columns.count * height;
     }
-    AMPI_K(clear)(to, AMPI_K(nr));  /* the last panel reads behind the last window */
+    ampi_v_clear(to, AMPI_NR);  /* the last panel reads behind the last window */
 }
 
 /* `count` weights of a channel, by outputs and in these by kernel positions in use, from number
-   `at` on. */
+   `at` on. v: weights of an input gradient, see ampi_operand. */
 AMPI_KERNEL_FN void AMPI_K(kernel_row)(float* dst, const ampi_operand* v, size_t channel,
         size_t at, size_t count) {
-    const size_t height = v->area / v->kernel_w,
-        reach = (height - 1) * v->next_h + (v->kernel_w - 1) * v->next_w + 1;
-    size_t from = at / v->area * v->output + channel * v->ld;
+    const size_t height = v->area / v->kernel_w;  /* kernel rows in use */
+    /* elements from the first to the last position: `area` if these are neighbours in memory */
+    const size_t reach = (height - 1) * v->next_h + (v->kernel_w - 1) * v->next_w + 1;
+    size_t from = at / v->area * v->output + channel * v->ld;  /* the output's first element */
     size_t h = at % v->area / v->kernel_w, w = at % v->kernel_w, i = 0;
-    while (i < count) {
+
+    while (i < count) {  /* the output's positions from (h, w) on */
         const char* kernel = (const char*)v->data + from * ampi_type_size(v->dtype);
-        if (h + w == 0 && reach == v->area) {  /* all positions, which are neighbours */
-            AMPI_K(widen)(dst + i, kernel, v->dtype, ampi_min_size(reach, count - i));
+        if (h + w == 0 && reach == v->area) {
+            ampi_v_widen(dst + i, kernel, v->dtype, ampi_min_size(reach, count - i));
             i += reach;
         } else {
             for (; h < height && i < count; h++, w = 0)
@@ -4448,16 +4583,44 @@ AMPI_KERNEL_FN void AMPI_K(rows)(float* dst, size_t ld, const ampi_operand* v, s
     for (r = first; r < first + rows; r++, dst += ld) {
         if (v->area) AMPI_K(kernel_row)(dst, v, r, at, count);
         else
-            AMPI_K(widen)(dst, (const char*)v->data + (r * v->ld + at) * ampi_type_size(v->dtype),
+            ampi_v_widen(dst, (const char*)v->data + (r * v->ld + at) * ampi_type_size(v->dtype),
                 v->dtype, count);
     }
 }
 
 /* --- packing --- */
 
-/* dst[p][i] = src[i][p]: up to 16 rows of k elements, `step` bytes apart; lanes of other rows are
-   0. k is rounded up to whole vectors: with any floats as far as the last row has `readable`
-   elements, else with zeros. */
+/* A call of `product`: what its loops share. Scratch memory is laid out by ampi_plan_blocks. */
+typedef struct AMPI_LOOPS {
+    const ampi_product* s;
+    const ampi_plan* plan;
+
+    float *a_block,        /* scratch memory: packed rows of A; */
+          *b_block,        /* a packed block of B; */
+          *sums;           /* sums of a macro-tile, or of all rows whose sums wait */
+    ampi_pack_room room;
+
+    int b_form;            /* AMPI_B_PACKED, ... */
+    const float* planes;   /* of planes and windows, whose row k is at planes + at[k] */
+    const uint32_t* at;    /* NULL for other forms */
+
+    size_t nc,             /* columns of a macro-tile */
+           ld,             /* floats from one row of sums to the next */
+           depth;          /* rows of a packed micro-panel of B */
+    int sums_in_c,         /* C holds the sums, as it needs no epilogue */
+        sums_wait;         /* k takes several blocks, between which sums are kept */
+
+    size_t column,         /* the block of B at hand: its first column, */
+           n,              /* its columns, */
+           k0,             /* its first row, */
+           k;              /* its rows */
+    ampi_piece pieces[AMPI_NC];  /* where C stores these columns */
+    size_t piece_count;
+} AMPI_LOOPS;
+
+/* dst[p * ldd + i] = src[i][p]: up to 16 rows of k elements, `step` bytes apart; lanes of other
+   rows are 0. k is rounded up to whole vectors: with zeros, or with any floats if the last row has
+   that many elements, `readable`. */
 AMPI_KERNEL_FN void AMPI_K(lanes_in)(float* dst, size_t ldd, const void* src, size_t step,
         amp_dtype t, size_t rows, size_t k, size_t readable) {
     const size_t size = ampi_type_size(t);
@@ -4466,137 +4629,122 @@ AMPI_KERNEL_FN void AMPI_K(lanes_in)(float* dst, size_t ldd, const void* src, si
     for (p = 0; p < k; p += AMPI_LANES) {
         const char* from = (const char*)src + p * size;
         if (rows == AMPI_LANES && readable - p >= AMPI_LANES) {
-            AMPI_K(transpose)(dst + p * ldd, ldd, from, step, t);
+            ampi_v_transpose(dst + p * ldd, ldd, from, step, t);
             continue;
         }
         for (i = 0; i < AMPI_LANES; i++)
-            AMPI_K(store)(block[i], i < rows ? AMPI_K(load_any)(from + i * step, t, k - p)
-                : AMPI_K(zero)());
-        AMPI_K(transpose)(dst + p * ldd, ldd, block, sizeof block[0], AMP_F32);
+            ampi_v_store(block[i], i < rows ? ampi_v_load_any(from + i * step, t, k - p)
+                : ampi_v_zero());
+        ampi_v_transpose(dst + p * ldd, ldd, block, sizeof block[0], AMP_F32);
     }
 }
 
-/* Where column j of micro-panels begins that are `depth` rows deep. */
-AMPI_INLINE size_t AMPI_K(panel_column)(size_t depth, size_t j) {
-    return j / AMPI_K(nr) * AMPI_K(nr) * depth + j % AMPI_K(nr);
+/* Where column j of the packed block of B begins, in its micro-panel. */
+AMPI_INLINE float* AMPI_K(packed_column)(const AMPI_LOOPS* q, size_t j) {
+    return q->b_block + j / AMPI_NR * AMPI_NR * q->depth + j % AMPI_NR;
 }
 
-/* Row p of micro-panels from n neighbours in memory. */
-AMPI_KERNEL_FN void AMPI_K(pack_row)(float* dst, size_t depth, size_t p, const void* src,
-        amp_dtype t, size_t n) {
+/* Row p of the packed block of B from its n elements, neighbours in memory. */
+AMPI_KERNEL_FN void AMPI_K(pack_row)(const AMPI_LOOPS* q, size_t p, const void* src, amp_dtype t) {
     const size_t size = ampi_type_size(t);
-    for (size_t j = 0; j < n; j += AMPI_LANES)
-        AMPI_K(store)(dst + AMPI_K(panel_column)(depth, j) + p * AMPI_K(nr),
-            AMPI_K(load_any)((const char*)src + j * size, t, n - j));
+    for (size_t j = 0; j < q->n; j += AMPI_LANES)
+        ampi_v_store(AMPI_K(packed_column)(q, j) + p * AMPI_NR,
+            ampi_v_load_any((const char*)src + j * size, t, q->n - j));
 }
 
-/* Columns of B along k, in a matrix or in the planes of a 1x1 convolution, which lie image by
-   image. */
-AMPI_KERNEL_FN void AMPI_K(pack_columns)(float* dst, const ampi_operand* b, size_t depth,
-        size_t k0, size_t k, size_t j0, size_t n) {
+/* Packs columns of B along k: rows of a matrix, or the planes of a 1x1 convolution, which lie image
+   by image. */
+AMPI_KERNEL_FN void AMPI_K(pack_columns)(const AMPI_LOOPS* q) {
+    const ampi_operand* b = &q->s->b;
     const ampi_im2col* g = &b->image;
-    const size_t size = ampi_type_size(b->dtype), step = b->is_image ? g->plane : b->ld;
+    const size_t step = b->is_image ? g->plane : b->ld;
     size_t j, p, count;
-    for (j = 0; j < n; j += AMPI_LANES) {
-        float* to = dst + AMPI_K(panel_column)(depth, j);
-        const size_t columns = ampi_min_size(n - j, AMPI_LANES);
-        for (p = 0; p < k; p += count) {
-            const size_t pixel = b->is_image ? (k0 + p) % g->pixels : 0;
-            const size_t at = b->is_image ? (k0 + p) / g->pixels * g->image + pixel : k0;
-            count = b->is_image ? ampi_min_size(g->pixels - pixel, k - p) : k;
-            AMPI_K(lanes_in)(to + p * AMPI_K(nr), AMPI_K(nr),
-                ampi_at(b->data, b->dtype, (j0 + j) * step + at), step * size, b->dtype, columns,
-                count, count);
+    for (j = 0; j < q->n; j += AMPI_LANES)
+        for (p = 0; p < q->k; p += count) {
+            /* The elements of a column from k on, as far as they are neighbours: `count` from
+               element `at` on. */
+            const size_t columns = ampi_min_size(q->n - j, AMPI_LANES), k = q->k0 + p;
+            size_t at = k;
+            count = q->k - p;
+            if (b->is_image) {
+                at = k / g->pixels * g->image + k % g->pixels;
+                count = ampi_min_size(g->pixels - k % g->pixels, count);
+            }
+            AMPI_K(lanes_in)(AMPI_K(packed_column)(q, j) + p * AMPI_NR, AMPI_NR,
+                ampi_at(b->data, b->dtype, (q->column + j) * step + at),
+                step * ampi_type_size(b->dtype), b->dtype, columns, count, count);
         }
-    }
 }
 
-/* Columns of B along k that are rows of an im2col matrix, in the order of windows. */
-AMPI_KERNEL_FN void AMPI_K(pack_windows)(float* dst, const ampi_operand* b, size_t depth,
-        size_t k0, size_t k, size_t j0, size_t n, const ampi_pack_room* room) {
-    const size_t ld = k + 2 * AMPI_PAD;
+/* Packs columns of B along k that are rows of an im2col matrix, in the order of windows. */
+AMPI_KERNEL_FN void AMPI_K(pack_windows)(const AMPI_LOOPS* q) {
+    const ampi_operand* b = &q->s->b;
+    const ampi_pack_room* room = &q->room;
+    const size_t ld = q->k + 2 * AMPI_PAD;
     size_t j, i;
-    for (j = 0; j < n; j += AMPI_LANES) {
-        const size_t columns = ampi_min_size(n - j, AMPI_LANES);
+    for (j = 0; j < q->n; j += AMPI_LANES) {
+        const size_t columns = ampi_min_size(q->n - j, AMPI_LANES);
         for (i = 0; i < columns; i++) {
-            const size_t row = ampi_window_row(&b->image, j0 + j + i);
-            AMPI_K(im2col)(room->rows + i * ld, ld, b, row, 1, k0, k, room);
+            const size_t row = ampi_window_row(&b->image, q->column + j + i);
+            AMPI_K(im2col)(room->rows + i * ld, ld, b, row, 1, q->k0, q->k, room);
         }
-        AMPI_K(lanes_in)(dst + AMPI_K(panel_column)(depth, j), AMPI_K(nr), room->rows,
-            ld * sizeof(float), AMP_F32, columns, k, k);
+        AMPI_K(lanes_in)(AMPI_K(packed_column)(q, j), AMPI_NR, room->rows, ld * sizeof(float),
+            AMP_F32, columns, q->k, q->k);
     }
 }
 
-/* Rows of B that are rows of an im2col matrix, at most 16 together: whole channels, if these have
-   fewer positions. */
-AMPI_KERNEL_FN void AMPI_K(pack_im2col)(float* dst, const ampi_operand* b, size_t depth, size_t k0,
-        size_t k, size_t j0, size_t n, const ampi_pack_room* room) {
-    const size_t ld = n + 2 * AMPI_PAD, area = b->image.area;
+/* Packs rows of B that are rows of an im2col matrix, at most 16 together: if channels have fewer
+   positions, whole channels, of which a padded copy is made once. */
+AMPI_KERNEL_FN void AMPI_K(pack_im2col)(const AMPI_LOOPS* q) {
+    const ampi_operand* b = &q->s->b;
+    const ampi_pack_room* room = &q->room;
+    const size_t ld = q->n + 2 * AMPI_PAD, area = b->image.area;
     const size_t together = AMPI_LANES - (area < AMPI_LANES ? AMPI_LANES % area : 0);
     size_t p, i, rows;
-    for (p = 0; p < k; p += rows) {
-        rows = ampi_min_size(k - p, together - (k0 + p) % ampi_min_size(area, together));
-        AMPI_K(im2col)(room->rows, ld, b, k0 + p, rows, j0, n, room);
-        for (i = 0; i < rows; i++)
-            AMPI_K(pack_row)(dst, depth, p + i, room->rows + i * ld, AMP_F32, n);
+    for (p = 0; p < q->k; p += rows) {
+        /* up to the end of a channel, or of the whole channels that are taken together */
+        rows = ampi_min_size(q->k - p, together - (q->k0 + p) % ampi_min_size(area, together));
+        AMPI_K(im2col)(room->rows, ld, b, q->k0 + p, rows, q->column, q->n, room);
+        for (i = 0; i < rows; i++) AMPI_K(pack_row)(q, p + i, room->rows + i * ld, AMP_F32);
     }
 }
 
-/* Rows [k0, k0 + k), columns [j0, j0 + n) of op(B) as micro-panels, `depth` rows deep; the last
-   vector is filled with zeros. k is 0 where B may be NULL. */
-AMPI_KERNEL_FN void AMPI_K(pack_b)(float* dst, const ampi_operand* b, size_t depth, size_t k0,
-        size_t k, size_t j0, size_t n, const ampi_pack_room* room) {
-    const ampi_im2col* g = &b->image;
-    const int planes = b->is_image && ampi_side_is_plain(&g->h) && ampi_side_is_plain(&g->w);
-    size_t p;
-    if (k == 0) return;
-    if (b->along_k && b->is_image && !planes) {
-        AMPI_K(pack_windows)(dst, b, depth, k0, k, j0, n, room);
-    } else if (b->along_k) {
-        AMPI_K(pack_columns)(dst, b, depth, k0, k, j0, n);
-    } else if (b->is_image) {
-        AMPI_K(pack_im2col)(dst, b, depth, k0, k, j0, n, room);
-    } else {
-        for (p = 0; p < k; p++)
-            AMPI_K(pack_row)(dst, depth, p, ampi_at(b->data, b->dtype, (k0 + p) * b->ld + j0),
-                b->dtype, n);
-    }
-}
-
-/* Rows [i0, i0 + m), columns [k0, k0 + u->k) of a transposed A as micro-panels. */
-AMPI_KERNEL_FN void AMPI_K(pack_a_panels)(AMPI_K(micro_args)* u, float* to, const ampi_operand* a,
-        size_t i0, size_t m, size_t k0) {
+/* Rows [i0, i0 + m) of a transposed A, in the block's part of k, as micro-panels: in each, a k has
+   its rows side by side. */
+AMPI_KERNEL_FN void AMPI_K(pack_a_panels)(const AMPI_LOOPS* q, AMPI_MICRO_ARGS* u, size_t i0,
+        size_t m) {
+    const ampi_operand* a = &q->s->a;
     size_t i, p, rows;
-    u->a = to;
     u->row_step = 1;
-    u->k_step = 0;  /* that of micro_rows: the rows of each micro-panel */
+    u->k_step = 0;  /* see micro_rows: the rows of each micro-panel */
     for (p = 0; p < u->k; p++)
         for (i = 0; i < m; i += rows) {
             rows = AMPI_K(tile_rows)(m - i);
-            AMPI_K(store)(to + i * (u->k + AMPI_PAD) + p * rows,
-                AMPI_K(load_any)(ampi_at(a->data, a->dtype, (k0 + p) * a->ld + i0 + i), a->dtype,
+            ampi_v_store(q->a_block + i * (u->k + AMPI_PAD) + p * rows,
+                ampi_v_load_any(ampi_at(a->data, a->dtype, (q->k0 + p) * a->ld + i0 + i), a->dtype,
                 m - i));
         }
 }
 
-/* Rows [i0, i0 + m), columns [k0, k0 + u->k) of op(A) as floats: where they are, if FP32 and along
-   k; else in `to`, as rows that share no cache sets, or as micro-panels. Sets u->a and its
+/* Rows [i0, i0 + m) of op(A), in the block's part of k, as floats: where they are, if FP32 and
+   along k; else in a_block, as rows that share no cache sets, or as micro-panels. Sets u->a and its
    steps. */
-AMPI_KERNEL_FN void AMPI_K(pack_a)(AMPI_K(micro_args)* u, int form, float* to,
-        const ampi_operand* a, size_t i0, size_t m, size_t k0, const ampi_pack_room* room) {
-    const size_t row = a->along_k ? i0 : k0, at = a->along_k ? k0 : i0;
+AMPI_KERNEL_FN void AMPI_K(pack_a)(const AMPI_LOOPS* q, AMPI_MICRO_ARGS* u, size_t i0, size_t m) {
+    const ampi_operand* a = &q->s->a;
+    /* The block in memory: rows from `row` on, in these `length` elements from `at` on. */
+    const size_t row = a->along_k ? i0 : q->k0, at = a->along_k ? q->k0 : i0;
     const size_t rows = a->along_k ? m : u->k, length = a->along_k ? u->k : m;
     const int in_place = a->along_k && a->dtype == AMP_F32 && !a->is_image && !a->area;
     const size_t ld = in_place ? a->ld : ampi_round_up(length, AMPI_LANES) + AMPI_PAD;
-    if (!a->along_k && form == AMPI_FP32 && m > AMPI_FEW_ROWS) {
-        AMPI_K(pack_a_panels)(u, to, a, i0, m, k0);
+    u->a = q->a_block;
+    if (!a->along_k && q->s->form == AMPI_FP32 && m > AMPI_FEW_ROWS) {
+        AMPI_K(pack_a_panels)(q, u, i0, m);
         return;
     }
 
-    u->a = to;
     u->row_step = a->along_k ? ld : 1;
     u->k_step = a->along_k ? 1 : ld;
-    if (!in_place) AMPI_K(rows)(to, ld, a, row, rows, at, length, room);
+    if (!in_place) AMPI_K(rows)(q->a_block, ld, a, row, rows, at, length, &q->room);
     else if (u->k > 0) u->a = (const float*)a->data + row * ld + at;
 }
 
@@ -4606,38 +4754,38 @@ AMPI_KERNEL_FN void AMPI_K(pack_a)(AMPI_K(micro_args)* u, int form, float* to,
 AMPI_KERNEL_FN void AMPI_K(pair_rows)(float* x, size_t ld, size_t width, size_t k) {
     const size_t pairs = ampi_round_up((k + 1) / 2, AMPI_LANES);
     size_t p, i;
-    for (p = k; p < 2 * pairs; p++) AMPI_K(clear)(x + p * ld, width);
+    for (p = k; p < 2 * pairs; p++) ampi_v_clear(x + p * ld, width);
     for (p = 0; p < pairs; p++, x += ld)
         for (i = 0; i < width; i += AMPI_LANES)
-            AMPI_K(store)(x + i, AMPI_K(pair)(AMPI_K(load)(x + p * ld + i).q[0],
-                AMPI_K(load)(x + (p + 1) * ld + i).q[0]));
+            ampi_v_store(x + i, AMPI_K(pair)(ampi_v_load(x + p * ld + i).q[0],
+                ampi_v_load(x + (p + 1) * ld + i).q[0]));
 }
 
-/* A packed panel of m rows of A as pairs: along k in place, else by pair_rows, then transposed for
-   the matrix unit. */
-AMPI_KERNEL_FN void AMPI_K(pair_a)(int form, float* x, size_t m, AMPI_K(micro_args)* u) {
+/* The packed rows of A, m of them, become pairs: along k in place, else by pair_rows, then
+   transposed for the matrix unit. Sets u->k to their number, and where they are. */
+AMPI_KERNEL_FN void AMPI_K(pair_a)(const AMPI_LOOPS* q, AMPI_MICRO_ARGS* u, size_t m) {
     const size_t k = u->k, pairs = ampi_round_up((k + 1) / 2, AMPI_LANES), ld = u->k_step;
-    float* transposed;
+    float *x = q->a_block, *transposed = x + pairs * ld;
     size_t p, i;
     u->k = pairs;
     if (u->k_step == 1) {
         for (i = 0; i < m; i++, x += u->row_step) {
             memset(x + k, 0, (2 * pairs - k) * sizeof *x);
             for (p = 0; p < pairs; p += AMPI_LANES)
-                AMPI_K(store)(x + p, AMPI_K(load_pairs)(x + 2 * p));
+                ampi_v_store(x + p, AMPI_K(load_pairs)(x + 2 * p));
         }
         return;
     }
 
     AMPI_K(pair_rows)(x, ld, m, k);
-    if (form != AMPI_AMX_PAIRS) return;
-    transposed = x + pairs * ld;
+    if (q->s->form != AMPI_AMX_PAIRS) return;
+
     u->a = transposed;
     u->k_step = 1;
     u->row_step = pairs + AMPI_PAD;
     for (i = 0; i < m; i += AMPI_LANES)
         for (p = 0; p < pairs; p += AMPI_LANES)
-            AMPI_K(transpose)(transposed + i * u->row_step + p, u->row_step, x + p * ld + i,
+            ampi_v_transpose(transposed + i * u->row_step + p, u->row_step, x + p * ld + i,
                 ld * sizeof *x, AMP_F32);
 }
 #endif
@@ -4649,8 +4797,8 @@ AMPI_LANES_FN void AMPI_K(store_plain)(char* to, amp_dtype t, const float* sums,
         AMPI_V16 alpha, AMPI_V16 bias) {
     const size_t size = ampi_type_size(t);
     for (size_t i = 0; i < n; i += AMPI_LANES) {
-        const AMPI_V16 x = AMPI_K(add)(AMPI_K(mul)(alpha, AMPI_K(load)(sums + i)), bias);
-        AMPI_K(store_any)(to + i * size, t, AMPI_K(quiet)(x, 0), n - i);
+        const AMPI_V16 x = ampi_v_add(ampi_v_mul(alpha, ampi_v_load(sums + i)), bias);
+        ampi_v_store_any(to + i * size, t, ampi_v_quiet(x, 0), n - i);
     }
 }
 
@@ -4658,13 +4806,14 @@ AMPI_LANES_FN void AMPI_K(store_plain)(char* to, amp_dtype t, const float* sums,
 AMPI_LANES_FN void AMPI_K(scatter)(char* to, amp_dtype t, size_t step, AMPI_V16 x, size_t count) {
     float lanes[AMPI_LANES];
     size_t l;
-    AMPI_K(store_typed)(lanes, t, x);
+    ampi_v_store_typed(lanes, t, x);
     if (t == AMP_F32) for (l = 0; l < count; l++) memcpy(to + 4 * l * step, &lanes[l], 4);
     else for (l = 0; l < count; l++) memcpy(to + 2 * l * step, (const char*)lanes + 2 * l, 2);
 }
 
-/* n elements of C, c->columns.next apart, become alpha * sum + beta * C + bias, rounded. `column`:
-   the number of the first one's column, whose bias is taken unless biases are those of rows. */
+/* n elements of C, from address `to` on and columns.next apart, become alpha * sum + beta * C +
+   bias, rounded. `column`: the number of the first one's column. Biases of columns are taken in
+   place of `bias`, that of the row. */
 AMPI_KERNEL_FN void AMPI_K(store_any_piece)(const ampi_epilogue* c, char* to, size_t column,
         const float* sums, size_t n, AMPI_V16 bias) {
     const amp_dtype t = c->dtype;
@@ -4673,17 +4822,17 @@ AMPI_KERNEL_FN void AMPI_K(store_any_piece)(const ampi_epilogue* c, char* to, si
     size_t i, l;
     for (i = 0; i < n; i += AMPI_LANES, to += AMPI_LANES * step * size) {
         const size_t count = ampi_min_size(n - i, AMPI_LANES);
-        AMPI_V16 x = AMPI_K(mul)(AMPI_K(set1)(c->alpha), AMPI_K(load)(sums + i));
+        AMPI_V16 x = ampi_v_mul(ampi_v_set1(c->alpha), ampi_v_load(sums + i));
         if (c->beta != 0.0f) {
             for (l = 0; l < count; l++) old[l] = ampi_element_f32(to, t, l * step);
-            x = AMPI_K(fma)(0, AMPI_K(set1)(c->beta), AMPI_K(load)(old), x);
+            x = ampi_v_fma(0, ampi_v_set1(c->beta), ampi_v_load(old), x);
         }
         if (c->bias && !c->bias_per_row)
-            bias = AMPI_K(load_any)(ampi_at(c->bias, c->bias_dtype, column + i), c->bias_dtype,
+            bias = ampi_v_load_any(ampi_at(c->bias, c->bias_dtype, column + i), c->bias_dtype,
                 count);
-        x = AMPI_K(quiet)(AMPI_K(add)(x, bias), 0);
+        x = ampi_v_quiet(ampi_v_add(x, bias), 0);
 
-        if (step == 1) AMPI_K(store_any)(to, t, x, count);
+        if (step == 1) ampi_v_store_any(to, t, x, count);
         else AMPI_K(scatter)(to, t, step, x, count);
     }
 }
@@ -4695,11 +4844,11 @@ AMPI_KERNEL_FN void AMPI_K(store_tile)(const ampi_epilogue* c, size_t i, size_t 
     const size_t size = ampi_type_size(c->dtype);
     const int row_bias = c->bias && c->bias_per_row;
     const int plain = c->columns.next == 1 && c->beta == 0.0f && (!c->bias || row_bias);
-    const AMPI_V16 alpha = AMPI_K(set1)(c->alpha);
-    AMPI_V16 bias = AMPI_K(set1)(-0.0f);
+    const AMPI_V16 alpha = ampi_v_set1(c->alpha);
+    AMPI_V16 bias = ampi_v_set1(-0.0f);
     size_t p;
     for (; m > 0; m--, i++, sums += ld) {
-        if (row_bias) bias = AMPI_K(set1)(ampi_element_f32(c->bias, c->bias_dtype, i));
+        if (row_bias) bias = ampi_v_set1(ampi_element_f32(c->bias, c->bias_dtype, i));
         for (p = 0; p < count; p++) {
             char* const to = (char*)c->data + (i * c->ld + pieces[p].at) * size;
             const float* from = sums + pieces[p].from;
@@ -4711,36 +4860,13 @@ AMPI_KERNEL_FN void AMPI_K(store_tile)(const ampi_epilogue* c, size_t i, size_t 
 
 /* --- the product --- */
 
-/* A call of `product`: what its loops share. Scratch memory is laid out by ampi_plan_blocks. */
-typedef struct AMPI_K(loops) {
-    const ampi_product* s;
-    const ampi_plan* plan;
-    float *a_block, *b_block, *sums;
-    ampi_pack_room room;
-
-    int b_form;            /* AMPI_B_PACKED, ... */
-    const float* planes;   /* of planes and windows, whose row k is at planes + at[k] */
-    const uint32_t* at;
-
-    size_t nc, ld, depth;  /* columns of a macro-tile; floats from one row of sums to the next; rows
-                              of a micro-panel */
-    int sums_in_c, sums_wait;
-
-    /* The block at hand: its columns, [column, column + n), and its part of k. */
-    size_t column, n, k0, k;
-    ampi_piece pieces[AMPI_K(nc)];
-    size_t piece_count;
-} AMPI_K(loops);
-
-/* Sets what depends on the operands and the m rows, n columns of the call. Few rows of A do not pay
-   for packing B: stored rows of B are read in place, as many columns as L1 holds sums for; columns
-   of B are packed a panel at a time, for L1. FP32 results without an epilogue are summed in C
-   itself. */
-AMPI_KERNEL_FN void AMPI_K(loops_init)(AMPI_K(loops)* q, const ampi_product* s,
+/* Lays out scratch memory, and chooses how B is read and where sums are kept, for m rows and n
+   columns of C. */
+AMPI_KERNEL_FN void AMPI_K(loops_init)(AMPI_LOOPS* q, const ampi_product* s,
         const ampi_plan* plan, size_t m, size_t n, float* scratch) {
     const ampi_epilogue* c = &s->c;
     const int few = m <= AMPI_FEW_ROWS && s->form == AMPI_FP32 && !s->b.is_image && s->k > 0;
-    float* end;
+    const int no_epilogue = c->dtype == AMP_F32 && c->alpha == 1.0f && c->beta == 0.0f && !c->bias;
     q->s = s;
     q->plan = plan;
     q->a_block = scratch;
@@ -4748,20 +4874,22 @@ AMPI_KERNEL_FN void AMPI_K(loops_init)(AMPI_K(loops)* q, const ampi_product* s,
     q->room.rows = q->b_block + plan->packed;
     q->room.padded = q->room.rows + plan->rows;
     q->room.floats = plan->padded;
-    end = q->room.padded + plan->padded;
+    q->sums = q->room.padded + plan->padded;
 
+    /* The form of B. Few rows of A do not pay for packing rows of B. */
     q->b_form = AMPI_B_PACKED;
-    if (s->b.image.in_place && plan->padded > 0)
-        q->b_form = s->b.along_k ? AMPI_B_IN_WINDOWS : AMPI_B_IN_PLANES;
-    else if (few && !s->b.along_k)
-        q->b_form = AMPI_B_IN_ROWS;
-    q->planes = q->room.padded + (q->b_form == AMPI_B_IN_WINDOWS ? plan->windows.first : 0);
+    q->planes = q->room.padded;
     q->at = NULL;
-    if (q->b_form == AMPI_B_IN_WINDOWS) q->at = (const uint32_t*)(const void*)q->room.padded;
-    if (q->b_form == AMPI_B_IN_PLANES) q->at = (const uint32_t*)(const void*)q->room.rows;
+    if (s->b.image.in_place && plan->padded > 0) {
+        q->b_form = s->b.along_k ? AMPI_B_IN_WINDOWS : AMPI_B_IN_PLANES;
+        q->at = (const uint32_t*)(const void*)(s->b.along_k ? q->room.padded : q->room.rows);
+        if (s->b.along_k) q->planes += plan->windows.first;
+    } else if (few && !s->b.along_k)
+        q->b_form = AMPI_B_IN_ROWS;
 
-    q->nc = few ? (size_t)AMPI_K(nr) : plan->nc;
-    q->sums = end;
+    /* Macro-tiles. For few rows of A the first-level cache holds one packed panel of B. If B is
+       read in rows, it holds all sums instead, which lie where B would be packed. */
+    q->nc = few ? (size_t)AMPI_NR : plan->nc;
     if (q->b_form == AMPI_B_IN_ROWS) {
         q->nc = ampi_min_size(AMPI_L1_FLOATS, plan->packed) / m / AMPI_LANES * AMPI_LANES
             - AMPI_PAD;
@@ -4770,44 +4898,53 @@ AMPI_KERNEL_FN void AMPI_K(loops_init)(AMPI_K(loops)* q, const ampi_product* s,
     q->ld = q->nc + AMPI_PAD;
     q->depth = plan->kc + 1;
     q->sums_wait = s->k > plan->kc;
-    q->sums_in_c = c->dtype == AMP_F32 && c->alpha == 1.0f && c->beta == 0.0f && !c->bias
-                   && c->columns.next == 1 && !s->b.is_image && n % AMPI_LANES == 0
-                       && q->b_form != AMPI_B_IN_ROWS
-                   && s->form != AMPI_AMX_PAIRS;
+
+    /* Sums in C are written in whole vectors, and by the micro-kernel alone. */
+    q->sums_in_c = no_epilogue && !s->b.is_image && n % AMPI_LANES == 0
+        && q->b_form != AMPI_B_IN_ROWS && s->form != AMPI_AMX_PAIRS;
+
     /* Pieces of an image are read in whole vectors, which reach behind the last panel. */
     if (s->b.is_image) {
         const size_t rows = q->sums_wait ? ampi_min_size(m, plan->sum_rows) : plan->mc;
-        AMPI_K(clear)(q->sums, rows * q->ld);
+        ampi_v_clear(q->sums, rows * q->ld);
     }
 }
 
-/* Makes the block of B at hand ready. */
-AMPI_KERNEL_FN void AMPI_K(read_b)(const AMPI_K(loops)* q) {
+/* Makes the block of B at hand ready: reads windows or planes, or packs it as micro-panels, `depth`
+   rows deep, whose last vector is filled with zeros. */
+AMPI_KERNEL_FN void AMPI_K(read_b)(const AMPI_LOOPS* q) {
     const ampi_operand* b = &q->s->b;
-    const ampi_pack_room* room = &q->room;
+    const ampi_im2col* g = &b->image;
+    size_t p;
+    if (q->b_form == AMPI_B_IN_ROWS || q->k == 0) return;  /* without k, B may be NULL */
+
     if (q->b_form == AMPI_B_IN_WINDOWS)
-        AMPI_K(read_windows)(room->padded, &q->plan->windows, b, q->k0, q->k);
+        AMPI_K(read_windows)(q->room.padded, &q->plan->windows, b, q->k0, q->k);
     else if (q->b_form == AMPI_B_IN_PLANES)
-        AMPI_K(pad_rows)(room->padded, (uint32_t*)(void*)room->rows, b, q->k0, q->k, q->column,
+        AMPI_K(pad_rows)(q->room.padded, (uint32_t*)(void*)q->room.rows, b, q->k0, q->k, q->column,
             q->n);
-    else if (q->b_form == AMPI_B_PACKED)
-        AMPI_K(pack_b)(q->b_block, b, q->depth, q->k0, q->k, q->column, q->n, room);
-#ifdef AMPI_PASS_PAIRS
-    if (q->s->form != AMPI_FP32) {
-        for (size_t j = 0; j < q->n; j += AMPI_K(nr)) {
-            const size_t width = ampi_min_size(q->n - j, AMPI_K(nr));
-            AMPI_K(pair_rows)(q->b_block + j * q->depth, AMPI_K(nr), width, q->k);
-        }
+    else if (b->is_image && !b->along_k) AMPI_K(pack_im2col)(q);
+    else if (b->is_image && !(ampi_side_is_plain(&g->h) && ampi_side_is_plain(&g->w)))
+        AMPI_K(pack_windows)(q);
+    else if (b->along_k) AMPI_K(pack_columns)(q);
+    else {
+        for (p = 0; p < q->k; p++)
+            AMPI_K(pack_row)(q, p, ampi_at(b->data, b->dtype, (q->k0 + p) * b->ld + q->column),
+                b->dtype);
     }
+#ifdef AMPI_PASS_PAIRS
+    if (q->s->form == AMPI_FP32) return;
+    for (size_t j = 0; j < q->n; j += AMPI_NR)
+        AMPI_K(pair_rows)(q->b_block + j * q->depth, AMPI_NR, ampi_min_size(q->n - j, AMPI_NR),
+            q->k);
 #endif
 }
 
 /* The sums of a few rows of A, held in L1, with rows of B read once, where they are stored.
-   `together` rows of B are in registers while each row of A adds their products in turn. Behind the
-   last row of B that one is loaded again, but not added. */
-AMPI_KERNEL_FN void AMPI_K(few_rows)(const AMPI_K(loops)* q, size_t rows,
-        const AMPI_K(micro_args)* u) {
-    enum { together = AMPI_K(mr) > 8 ? 8 : 4 };
+   `together` rows of B are in registers while each row of A adds their products in turn. */
+AMPI_KERNEL_FN void AMPI_K(few_rows)(const AMPI_LOOPS* q, size_t rows,
+        const AMPI_MICRO_ARGS* u) {
+    enum { together = AMPI_MR > 8 ? 8 : 4 };
     const ampi_operand* b = &q->s->b;
     const size_t size = ampi_type_size(b->dtype);
     const int exact = AMPI_PASS_WIDTH == 1 && u->exact;
@@ -4815,53 +4952,57 @@ AMPI_KERNEL_FN void AMPI_K(few_rows)(const AMPI_K(loops)* q, size_t rows,
     for (p = 0; p < u->k; p += together) {
         const size_t count = ampi_min_size(u->k - p, together);
         for (j = 0; j < q->n; j += AMPI_LANES) {
+            /* Behind the last row of B that one is loaded again, but not added. */
             const char* from = (const char*)b->data + ((q->k0 + p) * b->ld + q->column + j) * size;
             AMPI_V16 x[together];
             AMPI_UNROLL for (r = 0; r < together; r++)
-                x[r] = AMPI_K(load_any)(from + ampi_min_size(r, count - 1) * b->ld * size,
+                x[r] = ampi_v_load_any(from + ampi_min_size(r, count - 1) * b->ld * size,
                     b->dtype, q->n - j);
+
             for (i = 0; i < rows; i++) {
                 const float* a = u->a + i * u->row_step + p * u->k_step;
                 float* const sums = u->sums + i * u->ld + j;
-                AMPI_V16 sum = u->first && p == 0 ? AMPI_K(zero)() : AMPI_K(load)(sums);
+                AMPI_V16 sum = u->first && p == 0 ? ampi_v_zero() : ampi_v_load(sums);
                 AMPI_UNROLL for (r = 0; r < together; r++)
                     if (r < count)
-                        sum = AMPI_K(fma)(exact, AMPI_K(set1)(a[r * u->k_step]), x[r], sum);
-                AMPI_K(store)(sums, sum);
+                        sum = ampi_v_fma(exact, ampi_v_set1(a[r * u->k_step]), x[r], sum);
+                ampi_v_store(sums, sum);
             }
         }
     }
 }
 
-/* Loop 2: sums of `rows` rows from u->sums on, panel by panel of one or two vectors. In padded
-   planes a panel begins at a stored column, so that margins cost little; else columns follow each
+/* Loop 2: sums of `rows` rows from args->sums on, panel by panel of one or two vectors. In padded
+   planes a vector begins at a stored column, so that margins cost little; else columns follow each
    other. */
-AMPI_KERNEL_FN void AMPI_K(macro_tile)(const AMPI_K(loops)* q, size_t rows,
-        const AMPI_K(micro_args)* args) {
+AMPI_KERNEL_FN void AMPI_K(macro_tile)(const AMPI_LOOPS* q, size_t rows,
+        const AMPI_MICRO_ARGS* args) {
     const size_t end = q->column + q->n;
-    AMPI_K(micro_args) u = *args;
-    ampi_columns columns = q->s->c.columns;
-    ampi_column at;
-    if (q->b_form != AMPI_B_IN_PLANES) columns = ampi_endless_row();
-    at = ampi_column_of(&columns, q->column);
+    const ampi_columns columns = q->b_form == AMPI_B_IN_PLANES ? q->s->c.columns
+        : ampi_endless_row();
+    ampi_column at = ampi_column_of(&columns, q->column);
+    AMPI_MICRO_ARGS u = *args;
     while (at.number < end) {
+        /* The panel's first vector begins at column j of the block, its second, if any, `next`
+           columns on. */
         const size_t j = at.number - q->column;
         int two;
         ampi_column_move(&at, &columns, AMPI_LANES);
-        two = AMPI_K(nv) > 1 && at.number < end;
+        two = AMPI_NV > 1 && at.number < end;
         u.next = at.number - q->column - j;
+        if (two) ampi_column_move(&at, &columns, AMPI_LANES);
+
         u.b = q->b_block + j * q->depth;
         if (q->b_form == AMPI_B_IN_PLANES) u.b = q->planes + j;
         if (q->b_form == AMPI_B_IN_WINDOWS) u.b = q->planes + q->column + j;
         u.sums = args->sums + j;
         AMPI_K(micro)(q->s->form, rows, two, &u);
-        if (two) ampi_column_move(&at, &columns, AMPI_LANES);
     }
 }
 
 /* Loop 3: the block of B at hand with rows [i0, i0 + m) of A, and the epilogue after the last block
    of k. */
-AMPI_KERNEL_FN void AMPI_K(block_of_k)(const AMPI_K(loops)* q, size_t i0, size_t m) {
+AMPI_KERNEL_FN void AMPI_K(block_of_k)(const AMPI_LOOPS* q, size_t i0, size_t m) {
     const ampi_product* s = q->s;
     const ampi_epilogue* c = &s->c;
     const int last = q->k0 + q->k == s->k;
@@ -4869,9 +5010,10 @@ AMPI_KERNEL_FN void AMPI_K(block_of_k)(const AMPI_K(loops)* q, size_t i0, size_t
     AMPI_K(read_b)(q);
     for (i = 0; i < m; i += mc) {
         float* const sums = q->sums + (q->sums_wait ? i * q->ld : 0);
-        AMPI_K(micro_args) u;
+        AMPI_MICRO_ARGS u;
         AMPI_CLEAR(u);
         mc = ampi_min_size(m - i, q->plan->mc);
+
         u.k = q->k;
         u.first = q->k0 == 0;
         u.exact = s->exact;
@@ -4879,9 +5021,9 @@ AMPI_KERNEL_FN void AMPI_K(block_of_k)(const AMPI_K(loops)* q, size_t i0, size_t
         u.sums = q->sums_in_c ? (float*)c->data + (i0 + i) * c->ld + q->column : sums;
         u.ld = q->sums_in_c ? c->ld : q->ld;
         u.quiet = q->sums_in_c && last;
-        AMPI_K(pack_a)(&u, s->form, q->a_block, &s->a, i0 + i, mc, q->k0, &q->room);
+        AMPI_K(pack_a)(q, &u, i0 + i, mc);
 #ifdef AMPI_PASS_PAIRS
-        if (s->form != AMPI_FP32) AMPI_K(pair_a)(s->form, q->a_block, mc, &u);
+        if (s->form != AMPI_FP32) AMPI_K(pair_a)(q, &u, mc);
 #endif
 
         if (q->b_form == AMPI_B_IN_ROWS) AMPI_K(few_rows)(q, mc, &u);
@@ -4891,11 +5033,11 @@ AMPI_KERNEL_FN void AMPI_K(block_of_k)(const AMPI_K(loops)* q, size_t i0, size_t
     }
 }
 
-/* Loops 5 and 4: rows [i0, i0 + m), columns [j0, j0 + n) of C, with plan->floats of scratch memory.
-   A product with k = 0 has one block too, which stores beta * C + bias. */
+/* Loops 5 and 4: rows [i0, i0 + m), columns [j0, j0 + n) of C, with plan->floats of scratch
+   memory. */
 AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* plan, size_t i0,
         size_t m, size_t j0, size_t n, float* scratch) {
-    AMPI_K(loops) q;
+    AMPI_LOOPS q;
     size_t i, j;
     AMPI_K(loops_init)(&q, s, plan, m, n, scratch);
     for (i = 0; i < m; i += plan->sum_rows) {
@@ -4904,6 +5046,8 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* plan
             q.column = j0 + j;
             q.n = ampi_min_size(n - j, q.nc);
             q.piece_count = ampi_pieces_of(q.pieces, &s->c.columns, q.column, q.n);
+
+            /* A product with k = 0 has one block too, which stores beta * C + bias. */
             q.k0 = 0;
             do {
                 q.k = ampi_min_size(s->k - q.k0, plan->kc);
@@ -4929,53 +5073,58 @@ AMPI_TARGET_AMX AMPI_FN void AMPI_K(product_amx)(const ampi_product* s, const am
 
 /* --- depthwise convolution --- */
 
-/* The padded image (see ampi_channels): up to 16 planes of an image from element `plane` on. */
+/* The padded image (see ampi_channels) of up to 16 planes of image v: the first begins at its
+   element `plane`. */
 AMPI_KERNEL_FN void AMPI_K(pad_channels)(float* padded, const ampi_operand* v,
         const ampi_channels* d, size_t plane, size_t channels) {
     const ampi_im2col* g = &v->image;
     const size_t size = ampi_type_size(v->dtype);
     const ampi_row_pixels row = ampi_row_pixels_of(g->w.size, g->w.low, 1, d->pitch / AMPI_LANES);
+    /* Floats of a row before the source's pixels, and up to their end. */
     const size_t left = row.left * AMPI_LANES, end = left + row.inside * AMPI_LANES;
     for (size_t i = 0; i < d->rows; i++, padded += d->pitch) {
         const int64_t y = (int64_t)i + g->h.low;
         const size_t from = plane + (size_t)y * (size_t)g->w.size + row.first;
-        if (y < 0 || y >= g->h.size || row.inside == 0) {
-            AMPI_K(clear)(padded, d->pitch);
+        if (y < 0 || y >= g->h.size || row.inside == 0) {  /* the row is margin */
+            ampi_v_clear(padded, d->pitch);
             continue;
         }
-        AMPI_K(clear)(padded, left);
+
+        ampi_v_clear(padded, left);
         AMPI_K(lanes_in)(padded + left, AMPI_LANES, ampi_at(v->data, v->dtype, from),
             g->plane * size, v->dtype, channels, row.inside,
             g->elements - (from + (channels - 1) * g->plane));
-        AMPI_K(clear)(padded + end, d->pitch - end);
+        ampi_v_clear(padded + end, d->pitch - end);
     }
 }
 
-/* sums[i] = (first ? 0 : sums[i]) + sum over k of f[k] * x[at[i] + step[k]], k ascending, each lane
-   a channel. `count` is a constant where it is called. */
+/* `count` sums of vectors, each lane a channel: sums[i] = (first ? 0 : sums[i]) + sum over p < k of
+   f[p] * x[at[i] + step[p]], p ascending. f and sums are arrays of vectors; at and step count
+   floats. `count` is a constant where it is called. */
 AMPI_LANES_FN void AMPI_K(depthwise_tile)(int count, const float* f, const float* x,
         const uint32_t* at, const uint32_t* step, size_t k, int first, float* sums) {
-    AMPI_V16 acc[AMPI_K(mr)];
-    const float* from[AMPI_K(mr)];
+    AMPI_V16 acc[AMPI_MR];
+    const float* from[AMPI_MR];
     size_t p;
     int i;
     AMPI_UNROLL for (i = 0; i < count; i++) {
         from[i] = x + at[i];
-        acc[i] = first ? AMPI_K(zero)() : AMPI_K(load)(sums + AMPI_LANES * i);
+        acc[i] = first ? ampi_v_zero() : ampi_v_load(sums + AMPI_LANES * i);
     }
     for (p = 0; p < k; p++) {
-        const AMPI_V16 factor = AMPI_K(load)(f + p * AMPI_LANES);
+        const AMPI_V16 factor = ampi_v_load(f + p * AMPI_LANES);
         AMPI_UNROLL for (i = 0; i < count; i++)
-            acc[i] = AMPI_K(fma)(0, factor, AMPI_K(load)(from[i] + step[p]), acc[i]);
+            acc[i] = ampi_v_fma(0, factor, ampi_v_load(from[i] + step[p]), acc[i]);
     }
-    AMPI_UNROLL for (i = 0; i < count; i++) AMPI_K(store)(sums + AMPI_LANES * i, acc[i]);
+    AMPI_UNROLL for (i = 0; i < count; i++) ampi_v_store(sums + AMPI_LANES * i, acc[i]);
 }
 
-/* A grid row's sums: for y of its pixels, over kernel positions; for dw of kernel positions, over
-   its pixels. Registers hold `limit` sums. */
+/* The sums of depthwise_tile, any number of them, as many at a time as registers hold. For y these
+   are pixels of a grid row, and k runs over kernel positions; for dw kernel positions, and k runs
+   over a grid row's pixels. */
 AMPI_KERNEL_FN void AMPI_K(depthwise_row)(size_t count, const float* f, const float* x,
         const uint32_t* at, const uint32_t* step, size_t k, int first, float* sums) {
-    enum { limit = AMPI_K(mr) > 8 ? 9 : AMPI_K(mr) > 4 ? 5 : 4 };
+    enum { limit = AMPI_MR > 8 ? 9 : AMPI_MR > 4 ? 5 : 4 };
     size_t i, n;
     for (i = 0; i < count; i += n, at += n, sums += n * AMPI_LANES) {
         n = count - i >= limit ? limit : count - i >= 3 ? 3 : 1;
@@ -4985,80 +5134,94 @@ AMPI_KERNEL_FN void AMPI_K(depthwise_row)(size_t count, const float* f, const fl
     }
 }
 
-/* Up to 16 channels of a depthwise convolution from `channel` on: y of some images, where a is FP32
-   rows of weights, b x; or dw, stored after the last image, where a is dy. */
+/* The epilogue of `count` sums of vectors, each lane a channel: rows [channel, channel + channels)
+   of C, columns [column, column + count). sums: rounded up to 16 vectors. */
+AMPI_KERNEL_FN void AMPI_K(store_channels)(const ampi_epilogue* c, size_t channel, size_t channels,
+        size_t column, size_t count, const float* sums) {
+    /* 16 sums of 16 channels, as rows; the last piece's vector may reach behind them */
+    float block[AMPI_LANES + 1][AMPI_LANES];
+    ampi_piece pieces[AMPI_LANES];
+    ampi_v_clear(block[AMPI_LANES], AMPI_LANES);
+    for (size_t i = 0; i < count; i += AMPI_LANES) {
+        ampi_v_transpose(block[0], AMPI_LANES, sums + i * AMPI_LANES, sizeof block[0], AMP_F32);
+        AMPI_K(store_tile)(c, channel, channels, 0, pieces, ampi_pieces_of(pieces, &c->columns,
+            column + i, ampi_min_size(count - i, AMPI_LANES)), block[0], AMPI_LANES);
+    }
+}
+
+/* Up to 16 channels of a depthwise convolution from `channel` on, in images [image, image +
+   images): y, where A is FP32 rows of weights, B x; or dw, stored after the last image, where A is
+   dy. */
 AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, size_t image,
         size_t images, float* scratch) {
     const int dw = s->a.is_image;
     const ampi_im2col *g = &s->b.image, *dy = &s->a.image;
     const ampi_channels d = ampi_channels_of(g);
     const size_t channels = ampi_min_size(g->channels - channel, AMPI_LANES), cols = g->w.count;
-    const size_t results = dw ? g->area : g->pixels, zeros = dw ? 0 : results;  /* from there on */
     uint32_t *const kernel_at = (uint32_t*)(void*)scratch, *const pixels_at = kernel_at + g->area;
     float *const w = scratch + d.weights, *const pixels = scratch + d.pixels,
         *const padded = scratch + d.padded;
-    /* a last vector may pass a row */
-    float *const sums = dw ? w : pixels, block[AMPI_LANES + 1][AMPI_LANES];
-    ampi_piece pieces[AMPI_LANES];
-    size_t n, y, i;
+    /* A channel's results, of all images or of one; those from `zeros` on begin as 0: dw, and what
+       fills y up to whole vectors. */
+    float* const sums = dw ? w : pixels;
+    const size_t results = dw ? g->area : g->pixels, zeros = dw ? 0 : results;
+    size_t n, y;
     ampi_channels_table(g, &d, kernel_at);
-    AMPI_K(clear)(block[AMPI_LANES], AMPI_LANES);
-    AMPI_K(clear)(sums + zeros * AMPI_LANES,
+    ampi_v_clear(sums + zeros * AMPI_LANES,
         (ampi_round_up(results, AMPI_LANES) - zeros) * AMPI_LANES);
     if (!dw)
         AMPI_K(lanes_in)(w, AMPI_LANES, (const float*)s->a.data + channel * g->area,
-            g->area * sizeof(float),
-        AMP_F32, channels, g->area, g->area);
+            g->area * sizeof(float), AMP_F32, channels, g->area, g->area);
+
     for (n = image; n < image + images; n++) {
         AMPI_K(pad_channels)(padded, &s->b, &d, n * g->image + channel * g->plane, channels);
-        if (dw) AMPI_K(lanes_in)(pixels, AMPI_LANES,
+        if (dw)
+            AMPI_K(lanes_in)(pixels, AMPI_LANES,
                 ampi_at(s->a.data, s->a.dtype, n * dy->image + channel * dy->plane),
                 dy->plane * ampi_type_size(s->a.dtype), s->a.dtype, channels, dy->pixels,
                 dy->pixels);
+
         for (y = 0; y < g->h.count; y++) {
             const float* x = padded + y * (size_t)g->h.step * d.pitch;
             float* const row = pixels + y * cols * AMPI_LANES;
             if (dw) AMPI_K(depthwise_row)(g->area, row, x, kernel_at, pixels_at, cols, 0, w);
             else AMPI_K(depthwise_row)(cols, w, x, pixels_at, kernel_at, g->area, 1, row);
         }
-        if (dw && n + 1 < image + images) continue;
-        for (i = 0; i < results; i += AMPI_LANES) {
-            AMPI_K(transpose)(block[0], AMPI_LANES, sums + i * AMPI_LANES, sizeof block[0],
-                AMP_F32);
-            AMPI_K(store_tile)(&s->c, channel, channels, 0, pieces,
-                ampi_pieces_of(pieces, &s->c.columns, (dw ? 0 : n * g->pixels) + i,
-                ampi_min_size(results - i, AMPI_LANES)), block[0], AMPI_LANES);
-        }
+        if (!dw)
+            AMPI_K(store_channels)(&s->c, channel, channels, n * g->pixels, results, sums);
     }
+    if (dw) AMPI_K(store_channels)(&s->c, channel, channels, 0, results, sums);
 }
 
 /* --- gradients of biases --- */
 
-/* sums[j] += x[0][j] + x[1][j] + ... in this order, j < width; sums has whole vectors. */
+/* sums[j] += x[0][j] + x[1][j] + ... in this order, j < width; sums has whole vectors, rows of x
+   are ld elements apart. */
 AMPI_KERNEL_FN void AMPI_K(column_sums)(float* sums, const void* x, amp_dtype t, size_t ld,
         size_t rows, size_t width) {
     const size_t size = ampi_type_size(t);
     size_t i, j;
     for (j = 0; j < width; j += AMPI_LANES) {
-        AMPI_V16 sum = AMPI_K(load)(sums + j);
+        AMPI_V16 sum = ampi_v_load(sums + j);
         for (i = 0; i < rows; i++)
-            sum = AMPI_K(add)(sum, AMPI_K(load_any)((const char*)x + (i * ld + j) * size, t,
+            sum = ampi_v_add(sum, ampi_v_load_any((const char*)x + (i * ld + j) * size, t,
                 width - j));
-        AMPI_K(store)(sums + j, sum);
+        ampi_v_store(sums + j, sum);
     }
 }
 
 /* --- updates of weights --- */
 
 #if AMPI_PASS_WIDTH > 1
-/* Updates n elements, singly in registers with a magnitude above `low`, the least limit, and behind
-   the last whole one. kind is a constant where it is called. Loops over a register's lanes keep
-   arrays in registers. */
-AMPI_LANES_FN void AMPI_K(update_all)(int kind, float* w, float* g, float* m, float* v, size_t n,
-        const ampi_update* constants, ampi_update_overflow* over) {
+/* Updates n elements, a register at a time. The elements of a register go one by one if a weight
+   would pass `low`, the least limit, or a second moment overflow; so do those behind the last whole
+   register. kind is a constant where it is called. Loops over a register's lanes keep arrays in
+   registers. */
+AMPI_LANES_FN void AMPI_K(update_all)(int kind, const ampi_update_job* job, size_t n) {
     enum { width = AMPI_PASS_WIDTH };
-    const ampi_update u = *constants;
-    const uint32_t low = over->low, finite = over->finite;
+    const ampi_update u = *job->u;
+    const uint32_t low = job->over->low, finite = job->over->finite;
+    float *const w = job->w, *const g = job->g, *const m = job->m, *const v = job->v;
     const int hw = 1;
     size_t i, l;
     for (i = 0; i + width <= n; i += width) {
@@ -5070,6 +5233,8 @@ AMPI_LANES_FN void AMPI_K(update_all)(int kind, float* w, float* g, float* m, fl
         AMPI_FETCH(g + i, AMPI_AHEAD_BYTES);
         if (kind >= AMPI_UPDATE_MOMENTUM) AMPI_FETCH(m + i, AMPI_AHEAD_BYTES);
         if (kind >= AMPI_UPDATE_ADAM) AMPI_FETCH(v + i, AMPI_AHEAD_BYTES);
+
+        /* gradients and moments */
         for (l = 0; l < width; l++) {
             x = ampi_update_moments(hw, kind, &u, w, g, m, v, i + l);
             grad[l] = x.g;
@@ -5078,6 +5243,8 @@ AMPI_LANES_FN void AMPI_K(update_all)(int kind, float* w, float* g, float* m, fl
         }
         new_v = AMPI_K(load_reg)(second, AMP_F32);
         if (kind >= AMPI_UPDATE_ADAM) AMPI_K(store_reg)(root, AMPI_K(sqrt_reg)(new_v));
+
+        /* directions, and where weights move */
         for (l = 0; l < width; l++) {
             x.w = w[i + l]; x.g = grad[l]; x.m = first[l]; x.v = second[l];
             direction[l] = ampi_update_direction(hw, kind, &u, x, root[l]);
@@ -5086,12 +5253,14 @@ AMPI_LANES_FN void AMPI_K(update_all)(int kind, float* w, float* g, float* m, fl
         if (kind == AMPI_LAMB_DIRECTION) {
             for (l = 0; l < width; l++)
                 g[i + l] = ampi_sound_direction(direction[l], second[l], finite);
+            continue;
         }
-        if (kind == AMPI_LAMB_DIRECTION) continue;
+
+        /* overflows, else results */
         new_w = AMPI_K(load_reg)(moved, AMP_F32);
         if (AMPI_K(above_reg)(new_w, low) | (kind >= AMPI_UPDATE_ADAM
             && AMPI_K(above_reg)(new_v, finite))) {
-            ampi_update_singly(kind, w, g, m, v, i, i + width, constants, over);
+            ampi_update_singly(kind, job, i, i + width);
             continue;
         }
         AMPI_K(store_reg)(w + i, new_w);
@@ -5099,23 +5268,21 @@ AMPI_LANES_FN void AMPI_K(update_all)(int kind, float* w, float* g, float* m, fl
             AMPI_K(store_reg)(m + i, AMPI_K(load_reg)(first, AMP_F32));
         if (kind >= AMPI_UPDATE_ADAM) AMPI_K(store_reg)(v + i, new_v);
     }
-    if (i < n) ampi_update_singly(kind, w, g, m, v, i, n, constants, over);
+    if (i < n) ampi_update_singly(kind, job, i, n);
 }
 #endif
 /* One optimizer step for n elements, in the code of its kind. */
-AMPI_KERNEL_FN void AMPI_K(update)(int kind, float* w, float* g, float* m, float* v, size_t n,
-        const ampi_update* u, ampi_update_overflow* over) {
+AMPI_KERNEL_FN void AMPI_K(update)(int kind, const ampi_update_job* job, size_t n) {
 #if AMPI_PASS_WIDTH > 1
     switch (kind) {
-        case AMPI_UPDATE_SGD: AMPI_K(update_all)(AMPI_UPDATE_SGD, w, g, m, v, n, u, over); break;
-        case AMPI_UPDATE_MOMENTUM: AMPI_K(update_all)(AMPI_UPDATE_MOMENTUM, w, g, m, v, n, u,
-            over); break;
-        case AMPI_UPDATE_ADAM: AMPI_K(update_all)(AMPI_UPDATE_ADAM, w, g, m, v, n, u, over); break;
-        case AMPI_UPDATE_LAMB: AMPI_K(update_all)(AMPI_UPDATE_LAMB, w, g, m, v, n, u, over); break;
-        default: AMPI_K(update_all)(AMPI_LAMB_DIRECTION, w, g, m, v, n, u, over); break;
+        case AMPI_UPDATE_SGD: AMPI_K(update_all)(AMPI_UPDATE_SGD, job, n); break;
+        case AMPI_UPDATE_MOMENTUM: AMPI_K(update_all)(AMPI_UPDATE_MOMENTUM, job, n); break;
+        case AMPI_UPDATE_ADAM: AMPI_K(update_all)(AMPI_UPDATE_ADAM, job, n); break;
+        case AMPI_UPDATE_LAMB: AMPI_K(update_all)(AMPI_UPDATE_LAMB, job, n); break;
+        default: AMPI_K(update_all)(AMPI_LAMB_DIRECTION, job, n); break;
     }
 #else
-    ampi_update_singly(kind, w, g, m, v, 0, n, u, over);
+    ampi_update_singly(kind, job, 0, n);
 #endif
 }
 
@@ -5125,10 +5292,10 @@ AMPI_KERNEL_FN void AMPI_K(update)(int kind, float* w, float* g, float* m, float
    it becomes quiet and keeps its sign and upper payload bits: halves do so by themselves. */
 AMPI_LANES_FN void AMPI_K(convert_lanes)(char* dst, amp_dtype to, const char* src, amp_dtype from,
         const float* factor, int clean, size_t count) {
-    AMPI_V16 x = AMPI_K(load_any)(src, from, count);
-    if (factor) x = AMPI_K(mul)(x, AMPI_K(set1)(*factor));
-    if (clean || to == AMP_BF16 || from == AMP_BF16) x = AMPI_K(quiet)(x, clean ? 0 : 0xffff0000u);
-    AMPI_K(store_any)(dst, to, x, count);
+    AMPI_V16 x = ampi_v_load_any(src, from, count);
+    if (factor) x = ampi_v_mul(x, ampi_v_set1(*factor));
+    if (clean || to == AMP_BF16 || from == AMP_BF16) x = ampi_v_quiet(x, clean ? 0 : 0xffff0000u);
+    ampi_v_store_any(dst, to, x, count);
 }
 
 /* Converts whole groups of sixteen elements; types and flags are constants where it is called. */
@@ -5143,12 +5310,15 @@ AMPI_LANES_FN void AMPI_K(convert_typed)(char* dst, amp_dtype to, const char* sr
     }
 }
 
-/* n elements; factor NULL: 1. Types and flags are constants where speed matters. */
+/* dst = src, or src * *factor, n elements; clean: every NaN becomes 0x7fc00000. Pairs of types that
+   speed matters for have code of their own, with types and flags as constants. */
 AMPI_KERNEL_FN void AMPI_K(convert)(void* dst, amp_dtype to, const void* src, amp_dtype from,
         size_t n, const float* factor, int clean) {
     const size_t whole = n / AMPI_LANES * AMPI_LANES;
     const char* x = (const char*)src;
     char* y = (char*)dst;
+
+    /* whole vectors, if any */
 #define AMPI_WAY(t, f, scaled, cleans) \
     else if (to == t && from == f && clean == cleans && (scaled || !factor)) \
         AMPI_K(convert_typed)(y, t, x, f, n, scaled ? factor : NULL, cleans);
@@ -5165,13 +5335,15 @@ AMPI_KERNEL_FN void AMPI_K(convert)(void* dst, amp_dtype to, const void* src, am
     AMPI_WAY(AMP_BF16, AMP_BF16, 1, 0)
     else AMPI_K(convert_typed)(y, to, x, from, n, factor, clean);
 #undef AMPI_WAY
+
+    /* the rest */
     if (n == whole) return;
     AMPI_K(convert_lanes)(y + whole * ampi_type_size(to), to, x + whole * ampi_type_size(from),
         from, factor, clean, n - whole);
 }
 
-/* *sum += n squares, each exact in double, in 32 lanes that are added in a fixed tree; in `tree`
-   even and odd ones of bfloat16 alternate. */
+/* *sum += n squares, each exact in double: element i is added to sum i % 32, and a fixed tree adds
+   these. */
 AMPI_LANES_FN void AMPI_K(squares_typed)(double* sum, const void* x, amp_dtype t, size_t n) {
     enum { lanes = 2 * AMPI_LANES, width = sizeof(AMPI_K(doubles)) / 8 };
     const size_t size = ampi_type_size(t);
@@ -5179,6 +5351,8 @@ AMPI_LANES_FN void AMPI_K(squares_typed)(double* sum, const void* x, amp_dtype t
     double all[lanes] = { 0 }, tree[AMPI_LANES];
     AMPI_K(doubles) sums[lanes / width];
     size_t i, l;
+
+    /* Of bfloat16 register 2l takes the even ones of 2 * width elements, 2l + 1 the odd ones. */
     memcpy(sums, all, sizeof sums);
     for (i = 0; i < n; i += lanes) {
         const char* from = (const char*)x + i * size;
@@ -5189,6 +5363,8 @@ AMPI_LANES_FN void AMPI_K(squares_typed)(double* sum, const void* x, amp_dtype t
             sums[l] = AMPI_K(square_reg)(sums[l], from + (t == AMP_BF16 ? l & ~(size_t)1
                 : l) * width * size, t, l % 2);
     }
+
+    /* The tree: 32 sums to 16, which come into the order of elements, to 8, 4, 2 and 1. */
     memcpy(all, sums, sizeof all);
     for (l = 0; l < 16; l++) all[l] += all[l + 16];
     AMPI_UNROLL for (l = 0; l < 16; l++)
@@ -5206,7 +5382,8 @@ AMPI_KERNEL_FN void AMPI_K(add_squares)(double* sum, const void* x, amp_dtype t,
     else AMPI_K(squares_typed)(sum, x, AMP_F32, n);
 }
 
-/* x[i][p] = tile[p][i] for n elements of up to 16 rows, rounded; every NaN is 0x7fc00000. */
+/* x[i][p] = tile[p][i] for n elements of up to 16 rows, `step` bytes apart, rounded; every NaN is
+   0x7fc00000. tile has 16 lanes in each row. */
 AMPI_KERNEL_FN void AMPI_K(lanes_out)(void* x, amp_dtype t, size_t step, const float* tile,
         size_t rows, size_t n) {
     const size_t size = t == AMP_F32 ? 4 : 2;
@@ -5214,15 +5391,15 @@ AMPI_KERNEL_FN void AMPI_K(lanes_out)(void* x, amp_dtype t, size_t step, const f
     size_t i, l;
     for (i = 0; i < n; i += AMPI_LANES, tile += AMPI_LANES * AMPI_LANES) {
         if (n - i < AMPI_LANES) tile = (const float*)memcpy(last, tile, (n - i) * sizeof block[0]);
-        AMPI_K(transpose)(block[0], AMPI_LANES, tile, sizeof block[0], AMP_F32);
+        ampi_v_transpose(block[0], AMPI_LANES, tile, sizeof block[0], AMP_F32);
         for (l = 0; l < rows; l++)
-            AMPI_K(store_any)((char*)x + l * step + i * size, t,
-                AMPI_K(quiet)(AMPI_K(load)(block[l]), 0), n - i);
+            ampi_v_store_any((char*)x + l * step + i * size, t,
+                ampi_v_quiet(ampi_v_load(block[l]), 0), n - i);
     }
 }
 
 static const ampi_kernels AMPI_K(kernels) = {
-    AMPI_K(mr), AMPI_K(nr), AMPI_K(nc), AMPI_K(product), AMPI_K(depthwise),
+    AMPI_MR, AMPI_NR, AMPI_NC, AMPI_K(product), AMPI_K(depthwise),
     AMPI_K(rows), AMPI_K(column_sums),
 #ifdef AMPI_PASS_PAIRS
     AMPI_K(least_exponent),
@@ -10551,8 +10728,9 @@ AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
             if (ampi_dtype_or_f32(p->grad_dtype) == AMP_F32 && !direction) g = (float*)p->grad + i;
             else ampi_load_f32(g, p->grad, p->grad_dtype, i, n);
             over.base = i;
-            kernels->update(step->kind, w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, n, u,
-                &over);
+            const ampi_update_job job = { w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, u,
+                &over };
+            kernels->update(step->kind, &job, n);
             if (direction) {
                 kernels->add_squares(&c->sum, w, AMP_F32, n);
                 kernels->add_squares(&c->sum2, g, AMP_F32, n);
