@@ -10479,6 +10479,7 @@ AMPI_HD AMP_DEF float amp_schedule_lr(const amp_schedule* s, float base_lr, int6
 }
 
 /* --- validation --- */
+/* Puts the defaults of a desc's kind where its fields are 0, and 0 where they are AMP_ZERO. */
 AMPI_FN void ampi_optimizer_fill(amp_optimizer_desc* d) {
     d->lr = ampi_default_at(&d->lr, d->kind == AMP_SGD ? 0.01f : 0.001f);
     d->momentum = ampi_default_at(&d->momentum, 0.0f);
@@ -10520,13 +10521,13 @@ AMPI_FN amp_result ampi_groups_check(const amp_param_group* groups, int count, a
     for (int i = 0; i < 2 * count; i++) {
         const float* value = i % 2 ? &groups[i / 2].weight_decay : &groups[i / 2].lr;
         AMPI_REFUSE_CALL(!ampi_lr_is_valid(value, 1), code,
-            "%s: groups[%d].%s %g must be finite and not negative, or "
-            "AMP_ZERO", place, i / 2, i % 2 ? "weight_decay" : "lr", (double)*value);
+            "%s: groups[%d].%s %g must be finite and not negative, or AMP_ZERO", place, i / 2,
+            i % 2 ? "weight_decay" : "lr", (double)*value);
     }
     return AMP_OK;
 }
 
-/* The whole desc, defaults filled in. */
+/* Refuses a desc that is out of range or contradicts itself; its defaults are filled in. */
 AMPI_FN amp_result ampi_optimizer_validate(const amp_optimizer_desc* d) {
     const amp_logger* logger = d->logger;
     const amp_schedule* s = &d->schedule;
@@ -10549,6 +10550,7 @@ AMPI_HD AMPI_FN int ampi_group_count(const amp_optimizer* o) {
     return o->desc.group_count > 0 ? o->desc.group_count : 1;
 }
 
+/* Moments of a weight: m from 1 on, v with 2. */
 AMPI_FN int ampi_moment_count(const amp_optimizer_desc* d) {
     return d->kind != AMP_SGD ? 2 : d->momentum > 0.0f ? 1 : 0;
 }
@@ -10565,6 +10567,7 @@ AMPI_FN int ampi_param_frozen(const amp_optimizer* o, const amp_param* p) {
     return o->groups[p->group].frozen;
 }
 
+/* In ampi_param_validate: AMPI_REFUSE_CALL about parameter p, number i. */
 #define AMPI_REFUSE_PARAM(condition, code, what) \
     AMPI_REFUSE_CALL(condition, code, "optimizer: parameter %d (%s): " what, i, \
         ampi_name_or_none(p->name))
@@ -10580,6 +10583,8 @@ AMPI_FN amp_result ampi_param_validate(const amp_optimizer* o, int i) {
         "grad_dtype must be F32, F16 or BF16");
     AMPI_REFUSE_PARAM(p->low && ampi_type_size(p->low_dtype) != 2, AMP_ERR_DTYPE,
         "low_dtype must be F16 or BF16");
+
+    /* Arrays: of no elements none is needed, of a frozen parameter the weights alone. */
     if (p->count == 0) return AMP_OK;
     AMPI_REFUSE_PARAM(p->count > SIZE_MAX / 16, AMP_ERR_ARGUMENT,
         "no memory holds that many elements");
@@ -10602,22 +10607,22 @@ AMPI_FN amp_result ampi_params_validate(const amp_optimizer* o) {
     return AMP_OK;
 }
 
-/* Array `id` of the parameters. Unused moments, a frozen parameter's too, may lie anywhere. */
+/* Arrays of a parameter: master, low, grad, m, v. */
 enum { AMPI_PARAM_ARRAYS = 5 };
 
-/* Where array `id` of the parameters lies: master, low copy, gradient and moments of one after
-   another. */
+/* Where array `id` of all parameters lies, counted through the first parameter's arrays, then the
+   second's. Unused moments, a frozen parameter's too, lie nowhere. */
 AMPI_FN ampi_array ampi_param_array(const void* list, size_t id) {
     const amp_optimizer* o = (const amp_optimizer*)list;
     const amp_param* p = &o->params[id / AMPI_PARAM_ARRAYS];
-    int moments = ampi_param_frozen(o, p) ? 0 : ampi_moment_count(&o->desc);
+    const int moments = ampi_param_frozen(o, p) ? 0 : ampi_moment_count(&o->desc);
     const void* const data[] = { p->master, p->low, p->grad, moments > 0 ? p->m : NULL,
         moments > 1 ? p->v : NULL };
     const size_t sizes[] = { 4, 2, ampi_type_size(p->grad_dtype), 4, 4 };
     return ampi_array_of(data[id % AMPI_PARAM_ARRAYS], p->count * sizes[id % AMPI_PARAM_ARRAYS], 1);
 }
 
-/* Shared memory would be moved twice, or by a gradient counted twice or by no gradient. */
+/* Refuses two arrays that share memory: a step would update it twice. */
 AMPI_FN amp_result ampi_params_apart(const amp_optimizer* o) {
     static const char* const array[AMPI_PARAM_ARRAYS] = { "master", "low", "grad", "m", "v" };
     const size_t n = AMPI_PARAM_ARRAYS;
@@ -10629,7 +10634,8 @@ AMPI_FN amp_result ampi_params_apart(const amp_optimizer* o) {
         array[b % n], (int)(b / n), ampi_name_or_none(o->params[b / n].name));
 }
 
-/* amp_optimizer_init without the low copies: what params point to stays as it is. */
+/* Checks a desc and parameters, and makes an optimizer of them. Of amp_optimizer_init only the low
+   copies are missing: what params point to stays as it is. place: what sentences begin with. */
 AMPI_FN amp_result ampi_optimizer_make(amp_optimizer* o, const amp_optimizer_desc* desc,
         amp_param* params, int count, const char* place) {
     amp_optimizer made;
@@ -10639,10 +10645,13 @@ AMPI_FN amp_result ampi_optimizer_make(amp_optimizer* o, const amp_optimizer_des
     AMPI_REFUSE_WITH(d->logger, !o, AMP_ERR_ARGUMENT, "%s: the optimizer is NULL", place);
     ampi_optimizer_fill(d);
     AMPI_TRY(ampi_optimizer_validate(d));
+
+    /* Copies of what the desc points at, which the caller may free. */
     for (int i = 0; i < d->group_count; i++) made.groups[i] = d->groups[i];
     if (d->logger) made.logger = *d->logger;
     d->groups = NULL;
     d->logger = NULL;
+
     made.params = params;
     made.count = count;
     AMPI_TRY(ampi_params_validate(&made));
@@ -10677,6 +10686,7 @@ AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc
 }
 
 /* --- passes over the parameters --- */
+/* The gradient of parameter i of an array, empty if the parameter has none. */
 AMPI_FN amp_tensor ampi_grad_at(const void* list, int i) {
     const amp_param* p = (const amp_param*)list + i;
     const amp_tensor t = { p->grad, p->grad_dtype, p->grad ? p->count : 0, p->name };
@@ -10689,16 +10699,18 @@ AMPI_FN ampi_tensors ampi_grads_of(const amp_param* params, int count) {
     return t;
 }
 
+/* A pass that updates parameters, chunk by chunk. */
 typedef struct ampi_step {
     const amp_param* params;      /* the pass's first parameter */
     const ampi_update* updates;   /* by group */
     int kind;                     /* an ampi_update_kind */
     int first;                    /* number of params[0] among the optimizer's */
     amp_optimizer_info* info;     /* for overflows of the update */
-    double w_sum, direction_sum;  /* LAMB: sums of squares */
+    double w_sum, direction_sum;  /* LAMB: sums of squares of weights and of their direction */
 } ampi_step;
 
-/* A weight without a master must fit its 16 bits; a copy saturates. */
+/* The limits beyond which an update overflows, none met so far. A weight without a master must fit
+   its 16 bits; a copy saturates. */
 AMPI_HD AMPI_FN void ampi_update_limits(ampi_update_overflow* over, int has_master, int has_low,
         amp_dtype low) {
     AMPI_CLEAR(*over);
@@ -10708,36 +10720,41 @@ AMPI_HD AMPI_FN void ampi_update_limits(ampi_update_overflow* over, int has_mast
     over->last = has_master ? over->finite : over->low;
 }
 
-/* Updates a chunk, or sums the squares of its weights and of LAMB's direction. */
+/* Updates the weights of a chunk, or sums the squares of its weights and of LAMB's direction. */
 AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
     const ampi_step* step = (const ampi_step*)context;
     const amp_param* p = &step->params[c->tensor];
     const ampi_update* u = &step->updates[p->group];
     const ampi_kernels* kernels = ampi_kernels_now();
     const int direction = step->kind == AMPI_LAMB_DIRECTION;
+    const size_t end = c->offset + c->n;
     AMPI_ALIGNED float w_tile[AMPI_BLOCK], g_tile[AMPI_BLOCK];
     ampi_update_overflow over;
     size_t n;
+    if (u->frozen) return;
     ampi_update_limits(&over, p->master != NULL, p->low != NULL, p->low_dtype);
-    if (!u->frozen) {
-        for (size_t i = c->offset; i < c->offset + c->n; i += n) {
-            float *w = w_tile, *g = g_tile;
-            n = ampi_min_size(c->offset + c->n - i, AMPI_BLOCK);
-            if (p->master) w = p->master + i;
-            else ampi_load_f32(w, p->low, p->low_dtype, i, n);
-            if (ampi_dtype_or_f32(p->grad_dtype) == AMP_F32 && !direction) g = (float*)p->grad + i;
-            else ampi_load_f32(g, p->grad, p->grad_dtype, i, n);
-            over.base = i;
-            const ampi_update_job job = { w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, u,
-                &over };
-            kernels->update(step->kind, &job, n);
-            if (direction) {
-                kernels->add_squares(&c->sum, w, AMP_F32, n);
-                kernels->add_squares(&c->sum2, g, AMP_F32, n);
-            } else if (p->master && p->low && over.held + over.saturated > 0)
-                ampi_store_saturated((uint16_t*)p->low + i, p->low_dtype, w, n);
-            else if (p->low) ampi_store_f32(p->low, p->low_dtype, i, w, n);
-        }
+    for (size_t i = c->offset; i < end; i += n) {
+        /* Weights and gradients as floats: where they lie, or in tiles. A direction is left in a
+           tile, as the gradient must stay. */
+        float *w = w_tile, *g = g_tile;
+        n = ampi_min_size(end - i, AMPI_BLOCK);
+        if (p->master) w = p->master + i;
+        else ampi_load_f32(w, p->low, p->low_dtype, i, n);
+        if (ampi_dtype_or_f32(p->grad_dtype) == AMP_F32 && !direction) g = (float*)p->grad + i;
+        else ampi_load_f32(g, p->grad, p->grad_dtype, i, n);
+
+        over.base = i;
+        const ampi_update_job job = { w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, u,
+            &over };
+        kernels->update(step->kind, &job, n);
+
+        /* Low weights: only a copy of a master can be beyond their type. */
+        if (direction) {
+            kernels->add_squares(&c->sum, w, AMP_F32, n);
+            kernels->add_squares(&c->sum2, g, AMP_F32, n);
+        } else if (p->master && p->low && over.held + over.saturated > 0)
+            ampi_store_saturated((uint16_t*)p->low + i, p->low_dtype, w, n);
+        else if (p->low) ampi_store_f32(p->low, p->low_dtype, i, w, n);
     }
     ampi_kernels_end();
     c->held = over.held;
@@ -10761,15 +10778,16 @@ AMPI_FN void ampi_update_combine(void* context, ampi_chunk* c) {
     info->saturated += c->saturated;
 }
 
-/* The first pass finds the norms of weights and direction; the second steps by -lr times their
-   ratio. */
+/* Updates the parameters by LAMB, one by one in two passes. */
 AMPI_FN void ampi_lamb_step(const amp_optimizer* o, ampi_update* updates, ampi_step* step) {
     for (int i = 0; i < o->count; i++) {
         const ampi_tensors t = ampi_grads_of(&o->params[i], 1);
         ampi_update* u = &updates[o->params[i].group];
-        const float rate = u->step;
+        const float rate = u->step;  /* -lr, of the whole group */
         double ratio = 1.0;
         if (u->frozen) continue;
+
+        /* The norms of its weights and of their direction. */
         step->params = &o->params[i];
         step->first = i;
         step->w_sum = step->direction_sum = 0.0;
@@ -10777,6 +10795,8 @@ AMPI_FN void ampi_lamb_step(const amp_optimizer* o, ampi_update* updates, ampi_s
         ampi_each_chunk(&t, ampi_update_chunk, ampi_update_combine, step);
         if (step->w_sum > 0.0 && step->direction_sum > 0.0)
             ratio = sqrt(step->w_sum) / sqrt(step->direction_sum);
+
+        /* The step, by -lr times their ratio. */
         u->step = (float)ampi_mul64((double)rate, ratio);
         step->kind = AMPI_UPDATE_LAMB;
         ampi_each_chunk(&t, ampi_update_chunk, ampi_update_combine, step);
@@ -10785,7 +10805,8 @@ AMPI_FN void ampi_lamb_step(const amp_optimizer* o, ampi_update* updates, ampi_s
 }
 
 /* --- the step --- */
-/* t: steps that moved the group. Products of two floats are exact in double. */
+/* The constants of a step of Adam, AdamW or LAMB. t: steps that moved the group so far; lr, wd: its
+   rate and weight decay. Products of two floats are exact in double. */
 AMPI_HD AMPI_FN void ampi_update_of_adam(ampi_update* u, const amp_optimizer* o, int64_t t,
         float lr, float wd) {
     const amp_optimizer_desc* d = &o->desc;
@@ -10803,15 +10824,17 @@ AMPI_HD AMPI_FN void ampi_update_of_adam(ampi_update* u, const amp_optimizer* o,
     if (d->kind != AMP_ADAM) u->l2 = 0.0f;
 }
 
-/* The constants of this step for one group. factor: the schedule's. */
+/* The constants of this step for one group. mult: what gradients are multiplied by; factor: the
+   schedule's. */
 AMPI_HD AMPI_FN void ampi_update_of_group(ampi_update* u, const amp_optimizer* o, int group,
         float mult, double factor) {
     const amp_param_group* g = &o->groups[group];
     const amp_optimizer_desc* d = &o->desc;
-    int64_t t = o->state.step - o->state.frozen_steps[group];
-    float lr = (float)ampi_mul64((double)ampi_default_at(&g->lr, o->state.lr), factor);
-    float wd = ampi_default_at(&g->weight_decay, d->weight_decay);
-    int first = t == 0;  /* SGD's buffer starts as the gradient itself */
+    const int64_t t = o->state.step - o->state.frozen_steps[group];  /* steps that moved it */
+    const float lr = (float)ampi_mul64((double)ampi_default_at(&g->lr, o->state.lr), factor);
+    const float wd = ampi_default_at(&g->weight_decay, d->weight_decay);
+
+    /* Of all kinds; Adam and its kin change some. */
     AMPI_CLEAR(*u);
     u->frozen = g->frozen;
     u->mult = d->maximize ? -mult : mult;
@@ -10819,8 +10842,10 @@ AMPI_HD AMPI_FN void ampi_update_of_group(ampi_update* u, const amp_optimizer* o
     u->decay = 1.0f;
     u->step = -lr;
     if (d->kind != AMP_SGD) { ampi_update_of_adam(u, o, t, lr, wd); return; }
-    u->b1 = first ? 0.0f : d->momentum;
-    u->c1 = first ? 1.0f : (float)(1.0 - (double)d->dampening);
+
+    /* SGD's buffer starts as the gradient itself. */
+    u->b1 = t == 0 ? 0.0f : d->momentum;
+    u->c1 = t == 0 ? 1.0f : (float)(1.0 - (double)d->dampening);
     u->buf = d->nesterov ? d->momentum : 1.0f;
     u->raw = d->nesterov ? 1.0f : 0.0f;
 }
@@ -10846,7 +10871,7 @@ AMPI_FN void ampi_optimizer_apply(amp_optimizer* o, float mult, amp_optimizer_in
     fesetenv(&floats);
 }
 
-/* The state, which the caller may have written. */
+/* Refuses a state that the caller may have written and that is not valid. */
 AMPI_FN amp_result ampi_optimizer_check_state(const amp_optimizer_state* s,
         const amp_logger* logger, const char* place) {
     AMPI_REFUSE_CALL(!ampi_lr_is_valid(&s->lr, 0), AMP_ERR_ARGUMENT,
@@ -10866,7 +10891,8 @@ AMPI_FN amp_result ampi_optimizer_check_rates(const amp_optimizer* o, const char
     return ampi_groups_check(o->groups, ampi_group_count(o), AMP_ERR_ARGUMENT, place, &o->logger);
 }
 
-/* The caller may have changed the parameters since init. */
+/* Checks an optimizer before a call, as the caller may have changed what it points at, and lists
+   its gradients in *t. */
 AMPI_FN amp_result ampi_optimizer_enter(const amp_optimizer* o, const amp_scaler* s,
         ampi_tensors* t, const char* place) {
     const amp_logger* logger = o && o->params ? &o->logger : s ? &s->logger : NULL;
@@ -10913,13 +10939,14 @@ AMPI_HD AMPI_FN double ampi_clip_coefficient(const amp_optimizer* o, double norm
     return coefficient < 1.0 ? coefficient : 1.0;
 }
 
-/* A step whose gradients are listed in t: check and norm, then skip or apply. */
+/* A step whose gradients are listed in t: check and norm, then skip or apply. s, info: or NULL. */
 AMPI_FN amp_result ampi_optimizer_step_list(amp_optimizer* o, amp_scaler* s, const ampi_tensors* t,
         amp_optimizer_info* info) {
     amp_optimizer_info report;
-    int unscaled = 1;
+    int unscaled = 1;  /* without a scaler gradients are as they should be */
     if (s) AMPI_TRY(ampi_scaler_enter(s, t, AMPI_STEPPED, &unscaled));
-    const float factor = s && !unscaled ? s->state.inverse : 1.0f;
+    const float factor = unscaled ? 1.0f : s->state.inverse;
+
     AMPI_CLEAR(report);
     report.update_tensor = -1;
     report.lr = amp_schedule_lr(&o->desc.schedule, o->state.lr, o->state.step);
@@ -10928,6 +10955,7 @@ AMPI_FN amp_result ampi_optimizer_step_list(amp_optimizer* o, amp_scaler* s, con
     const double coefficient = report.applied ? ampi_clip_coefficient(o, report.grad_norm) : 1.0;
     report.clip_coefficient = (float)coefficient;
     if (report.applied) ampi_optimizer_apply(o, (float)((double)factor * coefficient), &report);
+
     if (s) {
         ampi_scaler_note(s, t, AMPI_STEPPED, report.grad_norm);
         report.overflow = s->info;
@@ -10937,7 +10965,8 @@ AMPI_FN amp_result ampi_optimizer_step_list(amp_optimizer* o, amp_scaler* s, con
     return AMP_OK;
 }
 
-/* Steps, or unscales. A scaler without a logger uses the optimizer's meanwhile. */
+/* Steps (what = AMPI_STEPPED), or unscales (AMPI_UNSCALED). A scaler without a logger uses the
+   optimizer's meanwhile. */
 AMPI_FN amp_result ampi_optimizer_call(amp_optimizer* o, amp_scaler* s, uint32_t what,
         const char* place, amp_optimizer_info* info) {
     ampi_tensors t;
@@ -11047,7 +11076,7 @@ AMPI_FN void ampi_probe_optimizer(float* out, const float* x) {
     for (int i = 0; i < 3; i++) amp_optimizer_step(&o, NULL, NULL);
 }
 
-/* A hash of the bits that a scaler gives. */
+/* The numbers that a scaler gives: scaled losses and inverses, with overflows in between. */
 AMPI_FN void ampi_probe_scale(float* out, const float* x) {
     const float one = 1.0f, inf = ampi_float(0x7f800000u);
     amp_scaler_desc desc;
@@ -11091,8 +11120,8 @@ AMP_DEF amp_result amp_self_test(const amp_logger* logger) {
         AMPI_FORGET(out);
         AMPI_REFUSE_CALL(ampi_hash_words(AMPI_HASH_START, out, AMPI_PROBE) != ampi_probes[i].hash,
             AMP_ERR_UNSUPPORTED,
-            "self test: %s have other bits on %s: compile the implementation with -O2, "
-            "without -ffast-math and its like", ampi_probes[i].name, amp_isa_name(amp_cpu_isa()));
+            "self test: %s have other bits on %s: compile the implementation with -O2, without "
+            "-ffast-math and its like", ampi_probes[i].name, amp_isa_name(amp_cpu_isa()));
     }
     return AMP_OK;
 }
