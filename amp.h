@@ -12464,7 +12464,7 @@ AMPI_FN void ampi_place_all(amp_model* m) {
     const size_t params = (size_t)m->param_count;
     size_t workspace = 0;  /* bytes of the operator that wants most */
     size_t rows = 0;       /* floats: logits and labels of the loss with most, see
-                              ampi_count_rows */
+                              ampi_count_right */
 
     m->params = (amp_param*)ampi_block_take(m, AMPI_BLOCK_HOST, params * sizeof *m->params);
     m->grad_list = (amp_tensor*)ampi_block_take(m, AMPI_BLOCK_HOST, params * sizeof *m->grad_list);
@@ -12786,19 +12786,23 @@ AMPI_FN void ampi_param_shape(const amp_model* m, int param, int* rank, size_t s
 AMPI_NAMES(amp_outcome_name, amp_outcome,
         "applied\0accumulated\0skipped: overflow\0skipped: model\0")
 
-/* Begins a pass over a batch: its size is written to the layers' shapes. */
+/* Begins a pass over a batch: its size is written to the layers' shapes. The first micro-batch of a
+   step overwrites the weight gradients, later ones add. */
 AMPI_FN void ampi_start_pass(amp_model* m, const amp_batch* b, int training) {
-    const ampi_pass p = { b, (size_t)b->n, training, m->micro > 0 ? AMP_ACCUMULATE_PARAMS : 0,
-        (float)(1.0 / ((double)m->desc.accumulate * m->comm.size)), 0, NULL, 0, NULL };
-    m->pass = p;
+    AMPI_CLEAR(m->pass);
+    m->pass.batch = b;
+    m->pass.rows = (size_t)b->n;
+    m->pass.training = training;
+    m->pass.accumulate = m->micro > 0 ? AMP_ACCUMULATE_PARAMS : 0;
+    m->pass.grad_factor = (float)(1.0 / ((double)m->desc.accumulate * m->comm.size));
     AMPI_EACH_NODE(n) n->conv.n = n->pool.n = n->norm.n = b->n;
 }
 
-/* What layers read of parameter number `param`: its low copy, or the master; NULL for no
-   parameter. */
-AMPI_FN const void* ampi_weights(const amp_model* m, int param) {
-    if (param == AMPI_NONE) return NULL;
-    return m->params[param].low ? m->params[param].low : (const void*)m->params[param].master;
+/* What layers read of parameter number `param`: its low copy, or the master. */
+AMPI_FN amp_ref ampi_weights(const amp_model* m, int param) {
+    if (param == AMPI_NONE) return AMP_NONE;
+    const amp_param* p = &m->params[param];
+    return p->low ? amp_ref_of(p->low, p->low_dtype) : amp_f32(p->master);
 }
 
 /* What an optimizer trains: the masters, or without them the low weights. */
@@ -12806,33 +12810,38 @@ AMPI_FN amp_ref ampi_trained(const amp_param* p) {
     return p->master ? amp_f32(p->master) : amp_ref_of(p->low, p->low_dtype);
 }
 
-/* The memory for the gradient of parameter number `param`; NULL for no parameter, or while it is
-   frozen. */
-AMPI_FN void* ampi_weight_grad(const amp_model* m, int param) {
-    return param == AMPI_NONE ? NULL : m->params[param].grad;
+/* The gradient of parameter number `param`; its data is NULL while the parameter is frozen. */
+AMPI_FN amp_ref ampi_weight_grad(const amp_model* m, int param) {
+    if (param == AMPI_NONE) return AMP_NONE;
+    return amp_ref_of(m->params[param].grad, m->params[param].grad_dtype);
 }
 
-/* Norms: the variance of the batch, behind the mean. */
+/* Of a norm: the variance of the batch for each channel (batch norm, which has running statistics)
+   or row (layer norm). It lies behind as many means. */
 AMPI_FN float* ampi_variance(const amp_model* m, const ampi_node* n) {
     return n->stats + (n->running ? n->layer.channels : m->desc.batch);
 }
 
-/* Each layer has a stream, whose position counts elements over all passes and ranks: k
+/* Dropout of a value in training, or of its gradient, which needs the same random numbers; else a
+   copy. Each layer has a stream, whose position counts elements over all passes and ranks: k
    micro-batches, or k ranks, draw what one batch of k times the size would. */
 AMPI_FN amp_result ampi_run_dropout(amp_model* m, const ampi_node* n, amp_ref x, amp_ref y) {
     const amp_training* t = &m->training;
     const size_t count = m->pass.rows * n->features;
-    const uint64_t each = (uint64_t)n->features * (uint64_t)m->desc.batch,
-        seed = ampi_stream(m, -2 - n->number);
+    if (!m->pass.training) return x.data == y.data ? AMP_OK : ampi_run(convert, y, x, count);
+
+    /* Elements of a rank in a pass, and of all ranks. A backend with a position of its own counts
+       passes there. */
+    const uint64_t each = (uint64_t)n->features * (uint64_t)m->desc.batch;
     const uint64_t stride = each * (uint64_t)m->comm.size;
     const uint64_t offset = each * (uint64_t)m->comm.rank + (t->position ? 0 : t->passes * stride);
-    if (m->pass.training)
-        return ampi_run(dropout_forward, x, y, count, n->p, seed, offset, t->position, stride);
-    return x.data == y.data ? AMP_OK : ampi_run(convert, y, x, count);
+    return ampi_run(dropout_forward, x, y, count, n->p, ampi_stream(m, -2 - n->number), offset,
+        t->position, stride);
 }
 
 /* --- forward --- */
-/* Does the backend fuse the ReLU behind n, in n's place? Observed outputs must each be seen. */
+/* Does the backend compute the ReLU behind n with n, in n's place? Then nobody sees n's own output:
+   it must have no other reader, and a pass that observes outputs must see each. */
 AMPI_FN int ampi_takes_relu(const amp_model* m, const ampi_node* n) {
     const ampi_node* next = n->next;
     const int offered = (ampi_is(n, LINEAR) && m->backend->linear_relu_forward)
@@ -12841,71 +12850,57 @@ AMPI_FN int ampi_takes_relu(const amp_model* m, const ampi_node* n) {
            && next->reads[0] == n;
 }
 
-/* Counts rows of a cross-entropy, before later layers overwrite logits; with the largest logit, the
-   first of equals, at the label they are correct. */
-AMPI_FN amp_result ampi_count_rows(amp_model* m, const ampi_node* loss) {
+/* Counts a loss's predictions, and the right ones, before later layers overwrite its logits. A
+   cross-entropy has one a sample: the largest logit, the first of equals, is at the label. A BCE
+   has one an element: the logit is > 0 as the target is > 1/2. No prediction with a NaN is
+   right. */
+AMPI_FN amp_result ampi_count_right(amp_model* m, const ampi_node* loss) {
     const ampi_node* logits = loss->reads[0];
-    const size_t classes = logits->features, most = ampi_rows_at_once(classes);
-    const amp_dtype t = ampi_stored(logits);
-    int32_t* labels = (int32_t*)(void*)(m->rows + most * classes);
-    size_t n;
-
-    for (size_t i = 0; i < m->pass.rows; i += n) {
-        n = ampi_min_size(m->pass.rows - i, most);
-        AMPI_RUN(download, amp_f32(m->rows), amp_ref_of(ampi_at(logits->data, t, i * classes), t),
-            n * classes);
-        AMPI_RUN(copy_out, labels, (const int32_t*)loss->target + i, n * sizeof *labels);
-        for (size_t j = 0; j < n; j++) {
-            const float* row = m->rows + j * classes;
-            size_t best = 0;
-            for (size_t k = 1; k < classes; k++) if (row[k] > row[best]) best = k;
-            m->pass.told->correct += (int64_t)best == labels[j] && !amp_is_nan(amp_f32(&row[best]));
-        }
-    }
-    m->pass.told->predictions += (int64_t)m->pass.rows;
-    return AMP_OK;
-}
-
-/* Counts elements of a BCE; with logit > 0 and target > 1/2, or neither, they are correct, but not
-   a NaN. */
-AMPI_FN amp_result ampi_count_elements(amp_model* m, const ampi_node* loss) {
-    const ampi_node* logits = loss->reads[0];
-    const size_t count = m->pass.rows * logits->features;
-    const amp_dtype t = ampi_stored(logits);
-    float x[AMPI_BLOCK], target[AMPI_BLOCK];
+    const int has_labels = ampi_has_labels(loss);
+    const size_t width = has_labels ? logits->features : 1;  /* logits of a prediction */
+    const size_t count = m->pass.rows * logits->features / width;
+    const size_t most = has_labels ? ampi_rows_at_once(width) : AMPI_BLOCK;
+    float tile[2 * AMPI_BLOCK], *x = has_labels ? m->rows : tile;
+    float* targets = x + most * width;  /* or int32 labels, of the same size */
     size_t n;
 
     for (size_t i = 0; i < count; i += n) {
-        n = ampi_min_size(count - i, AMPI_BLOCK);
-        AMPI_RUN(download, amp_f32(x), amp_ref_of(ampi_at(logits->data, t, i), t), n);
-        AMPI_RUN(copy_out, target, (const float*)loss->target + i, n * sizeof *target);
-        for (size_t j = 0; j < n; j++)
-            m->pass.told->correct += (x[j] > 0.0f) == (target[j] > 0.5f)
-                && !amp_is_nan(amp_f32(&x[j]));
+        n = ampi_min_size(count - i, most);
+        AMPI_RUN(download, amp_f32(x), ampi_from(ampi_output_of(logits), i * width), n * width);
+        AMPI_RUN(copy_out, targets, (const float*)loss->target + i, n * sizeof *targets);
+        for (size_t j = 0; j < n; j++) {
+            const float* row = x + j * width;
+            size_t best = 0;
+            for (size_t k = 1; k < width; k++) if (row[k] > row[best]) best = k;
+            const int right = has_labels ? best == ampi_bits_at(&targets[j])
+                : (*row > 0.0f) == (targets[j] > 0.5f);
+            m->pass.told->correct += right && !amp_is_nan(amp_f32(&row[best]));
+        }
     }
     m->pass.told->predictions += (int64_t)count;
     return AMP_OK;
 }
 
+
 #define AMPI_CASE_FORWARD(NAME, ...) \
     case AMP_OP_##NAME: return f->activation_forward(AMP_##NAME, x, y, count, e);
-/* relu: n is a matrix product that does the ReLU behind it, too. */
+/* Computes the value y of node n, from its input x (and a second one), weights w and bias b.
+   relu: n is a product that computes the ReLU behind it, too. A loss writes its mean. Counts: rows
+   are samples, count is the elements of y. */
 AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu) {
     const amp_backend* f = m->backend;
     const amp_exec* e = &m->exec;
     const ampi_node *in = n->reads[0], *second = n->reads[1];
-    if (!in || ampi_is(n, FLATTEN)) return AMP_OK;
-    const amp_dtype wt = n->layer.param_dtype;
+    if (!in) return AMP_OK;  /* ampi_load_inputs has filled it */
     const amp_ref x = ampi_output_of(in), y = ampi_output_of(n);
-    const amp_ref w = amp_ref_of(ampi_weights(m, n->weight), wt);
-    const amp_ref b = amp_ref_of(ampi_weights(m, n->bias), n->f32_bias ? AMP_F32 : wt);
+    const amp_ref w = ampi_weights(m, n->weight), b = ampi_weights(m, n->bias);
     const size_t rows = m->pass.rows, count = rows * n->features;
     const amp_cross_entropy_desc loss_desc = { n->smoothing, 0, NULL };
     float *mean = n->stats, *running = n->running, *loss = &m->loss_values[n->index];
     amp_batch_norm_shape norm = n->norm;
-    if (n->layer.op == AMPI_OP_CAST) return f->convert(y, x, count, e);
+
     switch (n->layer.op) {
-        case AMP_OP_INPUT: case AMP_OP_FLATTEN: break;
+        case AMP_OP_INPUT: case AMP_OP_FLATTEN: return AMP_OK;  /* flatten is its input */
         case AMP_OP_CONV2D:
             return (relu ? f->conv2d_relu_forward : f->conv2d_forward)(&n->conv, x, w, b, y, e);
         case AMP_OP_LINEAR:
@@ -12914,7 +12909,7 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
         case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D:
             return f->pool2d_forward(&n->pool, x, y, e);
         case AMP_OP_BATCH_NORM:
-            if (m->pass.looking) norm.momentum = AMP_ZERO;
+            if (m->pass.looking) norm.momentum = AMP_ZERO;  /* running statistics stay */
             return f->batch_norm_forward(&norm, m->pass.training, x, w, b, running,
                 running + norm.channels, mean, ampi_variance(m, n), y, e);
         case AMP_OP_LAYER_NORM:
@@ -12925,6 +12920,7 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
         case AMP_OP_DROPOUT: return ampi_run_dropout(m, n, x, y);
         case AMP_OP_ADD: return f->add_forward(x, ampi_output_of(second), y, count, e);
         case AMP_OP_CONCAT:
+            /* The second input's features begin behind those of the first. */
             AMPI_TRY(f->concat_forward(x, in->features, y, n->features, 0, rows, e));
             return f->concat_forward(ampi_output_of(second), second->features, y, n->features,
                 in->features, rows, e);
@@ -12935,7 +12931,7 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
             return (ampi_is(n, MSE) ? f->mse_forward : f->bce_with_logits_forward)(x,
                 amp_f32((const float*)n->target), loss, rows * in->features, e);
     }
-    return AMP_ERR_UNSUPPORTED;
+    return f->convert(y, x, count, e);  /* AMPI_OP_CAST, which no user can name */
 }
 
 /* Adds statistics of n elements x in the backend's memory to *out. */
@@ -12949,7 +12945,8 @@ AMPI_FN amp_result ampi_collect(amp_model* m, amp_stats* out, amp_ref x, size_t 
     return AMP_OK;
 }
 
-/* Statistics of a layer's output, losses aside, for amp_model_stats. */
+/* Where the pass observes layers: statistics of a layer's output, or (is_gradient) of that output's
+   gradient, for amp_model_stats. Casts and losses are left out. */
 AMPI_FN amp_result ampi_observe(amp_model* m, const ampi_node* n, int is_gradient) {
     if (!m->pass.observed || n->layer.op == AMPI_OP_CAST || ampi_is_loss(n)) return AMP_OK;
     amp_layer_stats* to = &m->pass.observed[n->number];
@@ -12962,16 +12959,16 @@ AMPI_FN int ampi_is_idle(const amp_model* m, const ampi_node* n) {
     return !n->on_loss_path && !m->pass.observed;
 }
 
-/* Runs the nodes up to and with `last`: the losses and what leads to them, or all but the
-   losses. */
+/* Runs the nodes up to and with `last`: the losses and what leads to them, or all but the losses.
+   Predictions are counted where the pass has somewhere to count them. */
 AMPI_FN amp_result ampi_forward(amp_model* m, const ampi_node* last, int with_losses) {
     for (const ampi_node* n = m->first; n && n->time <= last->time; n = n->next) {
         if (with_losses ? ampi_is_idle(m, n) : ampi_is_loss(n)) continue;
         const int relu = n != last && ampi_takes_relu(m, n);
         AMPI_TRY(ampi_forward_node(m, n, relu));
         AMPI_TRY(ampi_observe(m, n, 0));
-        if (m->pass.told && ampi_has_labels(n)) AMPI_TRY(ampi_count_rows(m, n));
-        if (m->pass.told && ampi_is(n, BCE_WITH_LOGITS)) AMPI_TRY(ampi_count_elements(m, n));
+        if (m->pass.told && (ampi_has_labels(n) || ampi_is(n, BCE_WITH_LOGITS)))
+            AMPI_TRY(ampi_count_right(m, n));
         if (relu) n = n->next;
     }
     return AMP_OK;
@@ -12980,28 +12977,27 @@ AMPI_FN amp_result ampi_forward(amp_model* m, const ampi_node* last, int with_lo
 /* --- backward --- */
 #define AMPI_CASE_BACKWARD(NAME, ...) case AMP_OP_##NAME: \
     return f->activation_backward(AMP_##NAME, dy, saved, dx, 0, count, e);
-/* The gradient of input j into `to`, if not NULL, and of the weights. saved: the value that
-   backward reads, n's input or output. */
+/* From dy, the gradient of node n's output: dx, that of its input number j, into `to` if not NULL,
+   and those of its weights (dw) and bias (db). `add` adds dw and db to those of earlier
+   micro-batches. saved: the value that the operator's backward function reads, n's input or its output. A loss
+   begins with scale * weight: the loss scale, and its own share in the step's sum. */
 AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, void* to) {
     const amp_backend* f = m->backend;
     const amp_exec* e = &m->exec;
     const ampi_node* in = n->reads[j];
     if (!to && n->weight == AMPI_NONE) return AMP_OK;
     const int from_input = n->row->reads == AMPI_READS_INPUT, add = m->pass.accumulate;
-    const amp_dtype gt = m->desc.grad_dtype;
     const amp_ref dy = ampi_gradient_of(n), dx = amp_ref_of(to, ampi_stored(in));
-    const amp_ref saved = ampi_output_of(from_input ? in : n);
-    const amp_ref w = amp_ref_of(ampi_weights(m, n->weight), n->layer.param_dtype);
-    const amp_ref dw = amp_ref_of(ampi_weight_grad(m, n->weight), gt);
-    const amp_ref db = amp_ref_of(ampi_weight_grad(m, n->bias), gt);
+    const amp_ref saved = ampi_output_of(from_input ? in : n), w = ampi_weights(m, n->weight);
+    const amp_ref dw = ampi_weight_grad(m, n->weight), db = ampi_weight_grad(m, n->bias);
     const size_t rows = m->pass.rows, count = rows * in->features;
     const float *scale = m->training.loss_scale, weight = n->loss_weight * m->pass.grad_factor,
         *mean = n->stats;
     const amp_cross_entropy_desc loss_desc = { n->smoothing, 0, NULL };
-    if (n->layer.op == AMPI_OP_CAST) return f->convert(dx, dy, count, e);
+
     switch (n->layer.op) {
-        case AMP_OP_INPUT: case AMP_OP_FLATTEN: break;
-        case AMP_OP_ADD: return f->convert(dx, dy, count, e);
+        case AMP_OP_INPUT: case AMP_OP_FLATTEN: return AMP_OK;
+        case AMP_OP_ADD: break;
         case AMP_OP_CONV2D:
             return f->conv2d_backward(&n->conv, dy, saved, w, dx, dw, db, add, e);
         case AMP_OP_LINEAR:
@@ -13029,22 +13025,23 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
             return (ampi_is(n, MSE) ? f->mse_backward : f->bce_with_logits_backward)(saved,
                 amp_f32((const float*)n->target), scale, weight, dx, count, e);
     }
-    return AMP_ERR_UNSUPPORTED;
+    return f->convert(dx, dy, count, e);  /* a sum hands its gradient to both; AMPI_OP_CAST */
 }
 
-/* A contribution to a gradient already written is formed apart, then added. */
+/* From the losses up. A contribution to a gradient that another reader of the value has already
+   written is formed apart, in parts[], then added. */
 AMPI_FN amp_result ampi_backward(amp_model* m) {
     for (const ampi_node* n = m->last; n; n = n->prev) {
         if (!n->on_loss_path || !n->wants_grad || ampi_is(n, FLATTEN)) continue;
         AMPI_TRY(ampi_observe(m, n, 1));
         for (int j = 0; j < n->input_count; j++) {
             const ampi_node* x = n->reads[j];
-            const amp_dtype t = ampi_stored(x);
+            const amp_ref sum = ampi_gradient_of(x);
             void* dx = !x->wants_grad ? NULL : n->parts[j] ? n->parts[j] : x->grad;
             AMPI_TRY(ampi_backward_input(m, n, j, dx));
             if (dx && dx != x->grad)
-                AMPI_RUN(add_forward, amp_ref_of(x->grad, t), amp_ref_of(dx, t),
-                    amp_ref_of(x->grad, t), m->pass.rows * x->features);
+                AMPI_RUN(add_forward, sum, amp_ref_of(dx, sum.dtype), sum,
+                    m->pass.rows * x->features);
         }
     }
     return AMP_OK;
@@ -13215,7 +13212,7 @@ AMPI_FN void ampi_freeze(amp_model* m) {
         m->grad_list[i].count = p->grad ? p->count : 0;
     }
     AMPI_EACH_NODE(n) {
-        n->wants_grad = ampi_weight_grad(m, n->weight) || ampi_weight_grad(m, n->bias);
+        n->wants_grad = ampi_weight_grad(m, n->weight).data || ampi_weight_grad(m, n->bias).data;
         for (int j = 0; j < n->input_count; j++) n->wants_grad |= n->reads[j]->wants_grad;
     }
 }
