@@ -7239,6 +7239,12 @@ AMPI_INLINE const uint32_t* ampi_lanes_in(size_t n) {
     return masks + AMPI_LANES - ampi_min_size(n, AMPI_LANES);
 }
 
+/* n times the same value. */
+AMPI_FN void ampi_fill(float* x, size_t n, float value) {
+    for (size_t i = 0; i < n; i++) x[i] = value;
+}
+
+/* x, or 0 where the mask has no ones. */
 AMPI_INLINE float ampi_and(float x, uint32_t mask) { return ampi_float(ampi_bits(x) & mask); }
 
 /* a * b, or SIZE_MAX on overflow, which ampi_check_operands refuses. */
@@ -7359,30 +7365,48 @@ AMPI_FN void ampi_store_mean(const ampi_argument* mean, const double* parts, siz
    Words. window: the pixels of one output. task: what windows do with pixels. quads: windows of
    2x2 side by side, which need no transposing. */
 
-/* A checked shape with its defaults: sides of x, of y (o), kernel (k), stride (s) and padding
-   (p). */
+/* The height, or the width, of planes, in pixels. */
+typedef struct ampi_pool_side {
+    int size, out;       /* of x; of y, whose pixels are windows */
+    int kernel, stride;  /* of a window; from one window to the next, at most `size` */
+    int pad;             /* before the first pixel of x */
+} ampi_pool_side;
+
+/* A checked shape with its defaults. A plane is one channel of one image. */
 typedef struct ampi_pool_plan {
-    int max, h, w, oh, ow, kh, kw, sh, sw, ph, pw, exclude_pad;
-    size_t planes;
+    int max, exclude_pad;      /* maxima, not averages? do averages divide by pixels of x alone? */
+    ampi_pool_side h, w;
+    size_t planes, x_n, y_n;   /* planes; elements of x, of y */
 } ampi_pool_plan;
 
-/* Checks a pooling shape, fills in its defaults, and finds the sides of the output. */
-AMPI_FN amp_result ampi_pool_plan_make(const amp_pool2d_shape* s, ampi_pool_plan* p,
+/* One side of a pooling shape, whose fields are in range. out = 0: no window fits. */
+AMPI_FN ampi_pool_side ampi_pool_side_of(int size, int kernel, int stride, int pad, int pad_end) {
+    const int64_t last = (int64_t)size + pad + pad_end - kernel;  /* where the last window may
+                                                                     begin */
+    ampi_pool_side s;
+    stride = ampi_default_int(stride, kernel);
+    s.size = size;
+    s.kernel = kernel;
+    s.pad = pad;
+    s.out = last < 0 ? 0 : (int)(last / stride) + 1;
+    s.stride = ampi_min_int(stride, size);  /* a larger one leaves one window as well */
+    return s;
+}
+
+/* Refuses a field of a pooling shape that is out of range. end_h, end_w: its pad_end, with the
+   default. Padding of at most half of a kernel leaves each window a pixel of x; planes below 2^31-1
+   pixels leave `out` an int. */
+AMPI_FN amp_result ampi_pool_check(const amp_pool2d_shape* s, int end_h, int end_w,
         const amp_logger* logger) {
-    int64_t oh, ow;
-    AMPI_CLEAR(*p);
-    AMPI_REFUSE_CALL(!s, AMP_ERR_ARGUMENT, "pool2d: the shape is NULL");
     AMPI_REFUSE_CALL(s->kind != AMP_POOL_MAX && s->kind != AMP_POOL_AVERAGE, AMP_ERR_DESC,
         "pool2d: kind %d is neither maximum nor average", (int)s->kind);
     AMPI_REFUSE_CALL(s->n < 1 || s->channels < 1 || s->height < 1 || s->width < 1
-        || (int64_t)s->height * s->width > INT32_MAX, AMP_ERR_SHAPE,
-        "pool2d: input %dx%dx%dx%d needs sizes >= 1 and planes below 2^31", s->n, s->channels,
+        || (int64_t)s->height * s->width >= INT32_MAX, AMP_ERR_SHAPE,
+        "pool2d: input %dx%dx%dx%d needs sizes >= 1 and planes below 2^31-1", s->n, s->channels,
         s->height, s->width);
     AMPI_REFUSE_CALL(s->kernel_h < 1 || s->kernel_w < 1 || s->stride_h < 0 || s->stride_w < 0,
         AMP_ERR_DESC, "pool2d: kernel %dx%d, stride %dx%d: kernel needs >= 1, stride >= 0",
         s->kernel_h, s->kernel_w, s->stride_h, s->stride_w);
-    const int end_h = ampi_default_int(s->pad_end_h, s->pad_h),
-        end_w = ampi_default_int(s->pad_end_w, s->pad_w);
     AMPI_REFUSE_CALL(s->pad_h < 0 || s->pad_w < 0 || s->pad_h > s->kernel_h / 2
         || s->pad_w > s->kernel_w / 2, AMP_ERR_DESC,
         "pool2d: padding %dx%d is outside 0..half of the %dx%d kernel", s->pad_h, s->pad_w,
@@ -7390,27 +7414,33 @@ AMPI_FN amp_result ampi_pool_plan_make(const amp_pool2d_shape* s, ampi_pool_plan
     AMPI_REFUSE_CALL(end_h < 0 || end_w < 0 || end_h > s->kernel_h / 2 || end_w > s->kernel_w / 2,
         AMP_ERR_DESC, "pool2d: pad_end %dx%d is outside 0..half of the %dx%d kernel", end_h, end_w,
         s->kernel_h, s->kernel_w);
+    return AMP_OK;
+}
+
+/* The plan of a pooling shape, which is checked. */
+AMPI_FN amp_result ampi_pool_plan_make(const amp_pool2d_shape* s, ampi_pool_plan* p,
+        const amp_logger* logger) {
+    AMPI_CLEAR(*p);
+    AMPI_REFUSE_CALL(!s, AMP_ERR_ARGUMENT, "pool2d: the shape is NULL");
+    const int end_h = ampi_default_int(s->pad_end_h, s->pad_h),
+        end_w = ampi_default_int(s->pad_end_w, s->pad_w);
+    AMPI_TRY(ampi_pool_check(s, end_h, end_w, logger));
+
     p->max = s->kind == AMP_POOL_MAX;
-    p->h = s->height; p->w = s->width;
-    p->kh = s->kernel_h; p->kw = s->kernel_w;
-    p->sh = ampi_default_int(s->stride_h, p->kh); p->sw = ampi_default_int(s->stride_w, p->kw);
-    p->ph = s->pad_h; p->pw = s->pad_w;
     p->exclude_pad = s->exclude_pad != 0;
+    p->h = ampi_pool_side_of(s->height, s->kernel_h, s->stride_h, s->pad_h, end_h);
+    p->w = ampi_pool_side_of(s->width, s->kernel_w, s->stride_w, s->pad_w, end_w);
+
+    /* y has at most 4 times the elements of x, so its number is a size_t, too */
     p->planes = ampi_area((size_t)s->n, (size_t)s->channels);
-    AMPI_REFUSE_CALL(ampi_area(p->planes, (size_t)s->height * (size_t)s->width) > SIZE_MAX / 16,
-        AMP_ERR_ARGUMENT, "pool2d: input %dx%dx%dx%d is more than memory can hold", s->n,
-        s->channels, s->height, s->width);
-    oh = (int64_t)p->h + p->ph + end_h - p->kh;
-    ow = (int64_t)p->w + p->pw + end_w - p->kw;
-    AMPI_REFUSE_CALL(oh < 0 || ow < 0, AMP_ERR_SHAPE,
-        "pool2d: kernel %dx%d is larger than its %dx%d input with padding %dx%d", p->kh, p->kw,
-        p->h, p->w, p->ph, p->pw);
-    AMPI_REFUSE_CALL(oh / p->sh >= INT32_MAX || ow / p->sw >= INT32_MAX, AMP_ERR_SHAPE,
-        "pool2d: an output side of an input of %dx%d is no int", p->h, p->w);
-    p->oh = (int)(oh / p->sh) + 1;
-    p->ow = (int)(ow / p->sw) + 1;
-    p->sh = ampi_min_int(p->sh, p->h);  /* a larger stride leaves one window as well */
-    p->sw = ampi_min_int(p->sw, p->w);
+    p->x_n = ampi_area(p->planes, (size_t)p->h.size * (size_t)p->w.size);
+    p->y_n = p->planes * ((size_t)p->h.out * (size_t)p->w.out);
+    AMPI_REFUSE_CALL(p->x_n > SIZE_MAX / 16, AMP_ERR_ARGUMENT,
+        "pool2d: input %dx%dx%dx%d is more than memory can hold", s->n, s->channels, s->height,
+        s->width);
+    AMPI_REFUSE_CALL(p->y_n == 0, AMP_ERR_SHAPE,
+        "pool2d: kernel %dx%d is larger than its %dx%d input with padding %dx%d", s->kernel_h,
+        s->kernel_w, s->height, s->width, s->pad_h, s->pad_w);
     return AMP_OK;
 }
 
@@ -7418,38 +7448,38 @@ AMP_DEF amp_result amp_pool2d_output(const amp_pool2d_shape* s, int* out_h, int*
         const amp_exec* exec) {
     ampi_pool_plan p;
     AMPI_TRY(ampi_pool_plan_make(s, &p, ampi_exec_logger(exec)));
-    if (out_h) *out_h = p.oh;
-    if (out_w) *out_w = p.ow;
+    if (out_h) *out_h = p.h.out;
+    if (out_w) *out_w = p.w.out;
     return AMP_OK;
 }
 
 /* Pixels [first, last) of a plane's row (or column) that window `o` covers, without padding. */
 typedef struct ampi_span { int first, last; } ampi_span;
 
-/* The pixels of one side that window o covers, cut at the plane's ends. */
-AMPI_HD AMPI_FN ampi_span ampi_window(int o, int stride, int pad, int kernel, int size) {
-    int64_t start = (int64_t)o * stride - pad;
+/* The pixels of x that window o covers along a side, without padding. */
+AMPI_HD AMPI_FN ampi_span ampi_window(ampi_pool_side side, int o) {
+    int64_t start = (int64_t)o * side.stride - side.pad;
     ampi_span s;
     s.first = (int)(start > 0 ? start : 0);
-    s.last = (int)(start + kernel < size ? start + kernel : size);
+    s.last = (int)(start + side.kernel < side.size ? start + side.kernel : side.size);
     return s;
 }
 
-/* The windows o in [0, out) that cover any of the pixels [first, last). */
-AMPI_FN ampi_span ampi_window_range(int out, int stride, int pad, int kernel, int first, int last) {
-    const int64_t before = (int64_t)first + pad - kernel, end = ((int64_t)last - 1 + pad) / stride
-        + 1;
+/* The windows that cover any of the pixels [first, last) of a side. Those up to number `before /
+   stride` end at pixel `first` or sooner; those from `end` on begin at `last` or later. */
+AMPI_FN ampi_span ampi_window_range(ampi_pool_side side, int first, int last) {
+    const int64_t before = (int64_t)first + side.pad - side.kernel;
+    const int64_t end = ((int64_t)last - 1 + side.pad) / side.stride + 1;
     ampi_span s;
-    s.first = before < 0 ? 0 : (int)(before / stride + 1 < out ? before / stride + 1 : out);
-    s.last = (int)(end < out ? end : out);
+    s.first = before < 0 ? 0 : ampi_min_int((int)(before / side.stride) + 1, side.out);
+    s.last = (int)(end < side.out ? end : side.out);
     return s;
 }
 
-/* Pixels that an average divides by. */
+/* How many pixels the average of window (oh, ow) divides by. */
 AMPI_HD AMPI_INLINE float ampi_pool_count(const ampi_pool_plan* p, int oh, int ow) {
-    ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h),
-              columns = ampi_window(ow, p->sw, p->pw, p->kw, p->w);
-    if (!p->exclude_pad) return (float)((double)p->kh * (double)p->kw);
+    ampi_span rows = ampi_window(p->h, oh), columns = ampi_window(p->w, ow);
+    if (!p->exclude_pad) return (float)((double)p->h.kernel * (double)p->w.kernel);
     return (float)((double)(rows.last - rows.first) * (double)(columns.last - columns.first));
 }
 
@@ -7477,7 +7507,8 @@ enum { AMPI_POOL_SIDE = 128,    /* columns of a tile, if its windows are not wid
 
 /* See the orders of sums. */
 AMPI_FN int ampi_pool_is_small(const ampi_pool_plan* p) {
-    return p->ow <= AMPI_LANES && p->oh <= AMPI_LANES && p->h <= AMPI_POOL_BAND / p->w;
+    return p->w.out <= AMPI_LANES && p->h.out <= AMPI_LANES
+        && p->h.size <= AMPI_POOL_BAND / p->w.size;
 }
 
 /* Rows [r0, r1), columns [c0, c1) of planes. */
@@ -7487,25 +7518,42 @@ AMPI_INLINE size_t ampi_rect_size(const ampi_rect* d) {
     return (size_t)(d->r1 - d->r0) * ampi_rect_width(d);
 }
 
-/* Windows sum pixels, take maxima, search for their places, or give gradients to all pixels or to
-   maxima. */
+/* Windows take the sum of their pixels, or the maximum, or search for its place; they give their
+   gradient to all their pixels, or to the maximum. */
 typedef enum ampi_pool_task {
     AMPI_POOL_TAKE_SUM, AMPI_POOL_TAKE_MAX, AMPI_POOL_SEARCH, AMPI_POOL_GIVE, AMPI_POOL_GIVE_MAX
 } ampi_pool_task;
 
+/* Windows of 16 planes under way, with their pixels. Arrays hold 16 floats a pixel or window, one a
+   plane. */
 typedef struct ampi_pool_tile {
     const ampi_pool_plan* p;
-    const ampi_argument* list;
-    size_t plane;                    /* the one in lane 0 */
-    int columns;                     /* are columns of a window, or windows of a row, summed
-                                        first? */
-    ampi_rect y;                     /* the windows that are here */
-    float *windows, *pixels, *sums;  /* y or dy; x; a row of sums of columns or of windows */
-    int32_t* best;                   /* each window's greatest key */
-    uint32_t* at;                    /* its kernel position, row * width of the plane + column */
+    const ampi_argument* list;  /* of the call: AMPI_ARG_X, AMPI_ARG_Y (dx) and AMPI_ARG_DY */
+    size_t plane;               /* the one in lane 0 */
+    int two_stages;  /* averages of planes that are not small, whose sums begin in `sums` */
+    ampi_rect y;     /* the windows: rows and columns of y */
+    float* windows;  /* their y or dy, row after row */
+    float* pixels;   /* of x, a rectangle at a time */
+    float* sums;     /* of two stages: a row of pixels, the sums of columns or of gradients */
+    int32_t* best;   /* the greatest key that each window met in a search, see ampi_pool_key */
+    uint32_t* at;    /* the kernel position where: row * width of x + column */
 } ampi_pool_tile;
 
-/* Adds n pixels of `count` planes, `pitch` bytes apart, to those of a tile. */
+/* A tile of planes from `plane` on, without pixels, places and windows q->y. */
+AMPI_FN ampi_pool_tile ampi_pool_tile_of(const ampi_pool_plan* p, const ampi_argument* list,
+        size_t plane, float* windows, float* sums) {
+    ampi_pool_tile q;
+    AMPI_CLEAR(q);
+    q.p = p;
+    q.list = list;
+    q.plane = plane;
+    q.two_stages = !p->max && !ampi_pool_is_small(p);
+    q.windows = windows;
+    q.sums = sums;
+    return q;
+}
+
+/* Adds n pixels of `count` planes, which begin at `row` and lie `pitch` bytes apart, to a tile. */
 AMPI_FN void ampi_pool_add_row(float* tile, const char* row, amp_dtype t, size_t pitch,
         size_t count, size_t n) {
     AMPI_ALIGNED float old[AMPI_LANES * AMPI_LANES];
@@ -7516,27 +7564,29 @@ AMPI_FN void ampi_pool_add_row(float* tile, const char* row, amp_dtype t, size_t
     }
 }
 
-/* Fills a tile of pixels, or q->windows, from rectangle d of the operand at `arg`. A result goes
-   the other way, added to what is there if its use says so. A run is one row of d, or all of d
-   where its rows join. */
+/* Fills a tile, q->windows or pixels, from rectangle d of the operand at `arg`. A result
+   (AMPI_ARG_Y) goes the other way; the tile becomes the sum where the result is added to. */
 AMPI_FN void ampi_pool_move(const ampi_pool_tile* q, int arg, const ampi_rect* d, float* tile) {
     const ampi_kernels* k = ampi_kernels_now();
-    const amp_dtype t = ampi_dtype_or_f32(q->list[arg].dtype);
-    const size_t h = (size_t)(tile == q->windows ? q->p->oh : q->p->h);
-    const size_t w = (size_t)(tile == q->windows ? q->p->ow : q->p->w);
-    const size_t size = ampi_type_size(t), width = ampi_rect_width(d), pixels = ampi_rect_size(d);
-    const size_t run = width == w ? pixels : width, count = ampi_min_size(q->p->planes - q->plane,
-        AMPI_LANES);
-    char* x = (char*)(uintptr_t)q->list[arg].data
-        + ((q->plane * h + (size_t)d->r0) * w + (size_t)d->c0) * size;
+    const ampi_argument* v = &q->list[arg];
+    const amp_dtype t = ampi_dtype_or_f32(v->dtype);
+
+    /* the operand: elements of a row of a plane, bytes from a plane to the next */
+    const size_t w = (size_t)(tile == q->windows ? q->p->w.out : q->p->w.size);
+    const size_t size = ampi_type_size(t), pitch = v->cols / q->p->planes * size;
+    const size_t count = ampi_min_size(q->p->planes - q->plane, AMPI_LANES);
+    char* first = (char*)(uintptr_t)v->data + q->plane * pitch
+        + ((size_t)d->r0 * w + (size_t)d->c0) * size;
+
+    /* a run of neighbours is one row of d, or all of d where its rows join */
+    const size_t width = ampi_rect_width(d), pixels = ampi_rect_size(d);
+    const size_t run = width == w ? pixels : width;
     for (size_t i = 0; i < pixels; i += run) {
-        char* row = x + i / width * w * size;
-        if (q->list[arg].use & AMPI_ADDS)
-            ampi_pool_add_row(tile + i * AMPI_LANES, row, t, h * w * size, count, run);
-        if (arg == AMPI_ARG_Y)
-            k->lanes_out(row, t, h * w * size, tile + i * AMPI_LANES, count, run);
-        else
-            k->lanes_in(tile + i * AMPI_LANES, AMPI_LANES, row, h * w * size, t, count, run, run);
+        char* row = first + i / width * w * size;
+        float* to = tile + i * AMPI_LANES;
+        if (v->use & AMPI_ADDS) ampi_pool_add_row(to, row, t, pitch, count, run);
+        if (arg == AMPI_ARG_Y) k->lanes_out(row, t, pitch, to, count, run);
+        else k->lanes_in(to, AMPI_LANES, row, pitch, t, count, run, run);
     }
     ampi_kernels_end();
 }
@@ -7547,23 +7597,24 @@ AMPI_INLINE float ampi_pool_larger(float x, float y) {
     return ((x > y) | nan) ? x : y;
 }
 
-/* A task for windows [i, end) and pixel j, which kernel position `place` of the first one meets,
-   and others `step` apart; all in lanes. A maximum is the first largest, or a NaN. */
+/* A task for windows [i, end) and the pixels that they meet at kernel position `place`: pixel j for
+   the first one, `step` further for each next one. i, end, j and step count floats of arrays of
+   ampi_pool_tile; x is its pixels or sums, y its windows. */
 AMPI_INLINE void ampi_pool_position(ampi_pool_task task, float* AMPI_RESTRICT y,
         int32_t* AMPI_RESTRICT best, uint32_t* AMPI_RESTRICT at, float* AMPI_RESTRICT x, size_t i,
         size_t end, size_t j, size_t step, uint32_t place) {
-    size_t l;
     for (; i < end; i += AMPI_LANES, j += step)
-        AMPI_IN_REGISTERS for (l = 0; l < AMPI_LANES; l++) {
-            float* const p = &x[j + l];
-            if (task == AMPI_POOL_TAKE_SUM) y[i + l] += *p;
-            else if (task == AMPI_POOL_GIVE) *p += y[i + l];
+        AMPI_IN_REGISTERS for (size_t l = 0; l < AMPI_LANES; l++) {
+            float* const pixel = &x[j + l];
+            if (task == AMPI_POOL_TAKE_SUM) y[i + l] += *pixel;
+            else if (task == AMPI_POOL_GIVE) *pixel += y[i + l];
             else if (task == AMPI_POOL_GIVE_MAX)
-                *p += ampi_and(y[i + l], ampi_mask(at[i + l] == place));
-            else if (task == AMPI_POOL_TAKE_MAX) {
-                y[i + l] = ampi_pool_larger(*p, y[i + l]);
-            } else {
-                const int32_t key = ampi_pool_key(*p);
+                *pixel += ampi_and(y[i + l], ampi_mask(at[i + l] == place));
+            else if (task == AMPI_POOL_TAKE_MAX)
+                y[i + l] = ampi_pool_larger(*pixel, y[i + l]);
+            else {
+                /* only a greater key replaces one: of equal ones the first stays */
+                const int32_t key = ampi_pool_key(*pixel);
                 at[i + l] = key > best[i + l] ? place : at[i + l];
                 best[i + l] = key > best[i + l] ? key : best[i + l];
             }
@@ -7578,17 +7629,24 @@ AMPI_INLINE void ampi_pool_add(float* AMPI_RESTRICT to, const float* AMPI_RESTRI
 }
 
 /* A task for a row of windows, from number `row` in q->windows on, and `rows` rows of pixels x in
-   columns [d->c0, d->c1). place: of kernel position 0 in the first row, as rows * width +
-   columns. */
+   columns [d->c0, d->c1). place: the kernel position where a window's first column meets the first
+   of these rows, see ampi_pool_tile.at. */
 AMPI_INLINE void ampi_pool_windows(ampi_pool_task task, const ampi_pool_tile* q, size_t row,
         const ampi_rect* d, float* x, int rows, uint32_t place) {
-    const int64_t sw = q->p->sw, kw = q->p->kw, width = d->c1 - d->c0, n = q->y.c1 - q->y.c0;
-    const int64_t first = q->y.c0 * sw - q->p->pw - d->c0, last = first + (n - 1) * sw;
-    const int64_t c0 = last < 0 ? -last : 0, c1 = width - first < kw ? width - first : kw;
-    int64_t c;
-    for (; rows > 0; rows--, x += width * AMPI_LANES, place += (uint32_t)q->p->w)
-        for (c = c0; c < c1; c++) {
-            const int64_t k = task >= AMPI_POOL_GIVE && !q->columns ? c0 + c1 - 1 - c : c;
+    const int64_t sw = q->p->w.stride, width = d->c1 - d->c0, n = q->y.c1 - q->y.c0;
+
+    /* where the first and the last window begin, in columns of d, perhaps outside; the kernel
+       columns [c0, c1) then meet d at all */
+    const int64_t first = q->y.c0 * sw - q->p->w.pad - d->c0, last = first + (n - 1) * sw;
+    const int64_t c0 = last < 0 ? -last : 0;
+    const int64_t c1 = width - first < q->p->w.kernel ? width - first : q->p->w.kernel;
+
+    for (; rows > 0; rows--, x += width * AMPI_LANES, place += (uint32_t)q->p->w.size)
+        for (int64_t c = c0; c < c1; c++) {
+            /* a pixel meets its windows in their order from the last kernel column to the first */
+            const int64_t k = task >= AMPI_POOL_GIVE && !q->two_stages ? c0 + c1 - 1 - c : c;
+
+            /* of the n windows, `left` meet a pixel before d here, then `inside` one of d */
             const ampi_row_pixels u = ampi_row_pixels_of((int)width, first + k, (int)sw, (size_t)n);
             const size_t i = (row + u.left) * AMPI_LANES;
             ampi_pool_position(task, q->windows, q->best, q->at, x, i, i + u.inside * AMPI_LANES,
@@ -7596,39 +7654,35 @@ AMPI_INLINE void ampi_pool_windows(ampi_pool_task task, const ampi_pool_tile* q,
         }
 }
 
-/* Adds `rows` rows of pixels up in q->sums, column by column. */
-AMPI_INLINE void ampi_pool_add_rows(const ampi_pool_tile* q, const float* x, int rows, size_t ld) {
-    for (int r = 0; r < rows; r++) ampi_pool_add(q->sums, x + (size_t)r * ld, ld);
-}
 
-/* Adds q->sums to each of `rows` rows of pixels. */
-AMPI_INLINE void ampi_pool_spread(const ampi_pool_tile* q, float* x, int rows, size_t ld) {
-    for (int r = 0; r < rows; r++) ampi_pool_add(x + (size_t)r * ld, q->sums, ld);
-}
 
-/* A task for row `oh` of the windows and its pixels in the rectangle d, of which it meets rows [r0,
-   r1). Where columns are summed first (q->columns), windows meet one row instead, q->sums. Averages
-   add all their rows up there before windows sum it; gradients are given to it, then to each
-   row. */
+
+
+/* A task for row `oh` of the windows and the pixels of rectangle d. In two stages, windows meet one
+   row, q->sums, in place of the rows of d. An average's q->sums are those of all rows of its
+   windows, so windows sum it when the last row is in. A gradient's q->sums go to each row. */
 AMPI_KERNEL(ampi_pool_row, (ampi_pool_task task, const ampi_pool_tile* q, int oh,
         const ampi_rect* d, float* pixels), task, q, oh, d, pixels) {
-    const ampi_pool_plan* p = q->p;
-    const ampi_span span = ampi_window(oh, p->sh, p->ph, p->kh, p->h);
+    /* rows [r0, r1) of d belong to these windows, whose own rows are `span` */
+    const ampi_span span = ampi_window(q->p->h, oh);
     const int r0 = ampi_max_int(span.first, d->r0), r1 = ampi_min_int(span.last, d->r1);
     const size_t ld = ampi_rect_width(d) * AMPI_LANES,
         row = (size_t)(oh - q->y.r0) * ampi_rect_width(&q->y);
-    const uint32_t place = (uint32_t)(r0 - span.first) * (uint32_t)p->w;
-    float *const x = pixels + (size_t)(r0 - d->r0) * ld, *const v = q->columns ? q->sums : x;
-    const int rows = r1 - r0, sums = q->columns && task == AMPI_POOL_TAKE_SUM, gives = q->columns
-        && task == AMPI_POOL_GIVE;
+    const uint32_t place = (uint32_t)(r0 - span.first) * (uint32_t)q->p->w.size;
+    float *const x = pixels + (size_t)(r0 - d->r0) * ld, *const v = q->two_stages ? q->sums : x;
+    const int takes = q->two_stages && task == AMPI_POOL_TAKE_SUM,
+        gives = q->two_stages && task == AMPI_POOL_GIVE;
+    int r;
     (void)hw;
-    if (rows <= 0) return;
-    if (gives || (sums && r0 == span.first)) memset(q->sums, 0, ld * sizeof(float));
-    if (sums) ampi_pool_add_rows(q, x, rows, ld);
-    if (sums && r1 < span.last) return;
+    if (r0 >= r1) return;
+
+    /* first stage of an average */
+    if (gives || (takes && r0 == span.first)) memset(q->sums, 0, ld * sizeof(float));
+    for (r = r0; takes && r < r1; r++) ampi_pool_add(q->sums, x + (size_t)(r - r0) * ld, ld);
+    if (takes && r1 < span.last) return;
 
 #define AMPI_CASE(number) \
-    case number: ampi_pool_windows(number, q, row, d, v, q->columns ? 1 : rows, place); break
+    case number: ampi_pool_windows(number, q, row, d, v, v == x ? r1 - r0 : 1, place); break
     switch (task) {
         AMPI_CASE(AMPI_POOL_TAKE_SUM);
         AMPI_CASE(AMPI_POOL_TAKE_MAX);
@@ -7637,7 +7691,9 @@ AMPI_KERNEL(ampi_pool_row, (ampi_pool_task task, const ampi_pool_tile* q, int oh
         AMPI_CASE(AMPI_POOL_GIVE_MAX);
     }
 #undef AMPI_CASE
-    if (gives) ampi_pool_spread(q, x, rows, ld);
+
+    /* second stage of a gradient */
+    for (r = r0; gives && r < r1; r++) ampi_pool_add(x + (size_t)(r - r0) * ld, q->sums, ld);
 }
 
 /* Divides each window's sum by the pixels that its average counts. */
@@ -7652,58 +7708,60 @@ AMPI_KERNEL(ampi_pool_divide, (const ampi_pool_tile* q), q) {
         }
 }
 
-/* The windows q->y take all their pixels, a tile at a time: row by row, or down first for
-   q->sums. */
+/* A task that reads x, for the windows q->y: a value or a place each, once all their pixels have
+   passed through a tile. */
 AMPI_FN void ampi_pool_take(ampi_pool_tile* q, ampi_pool_task task) {
+    /* the pixels of all these windows: rows [r0, r1), columns [c0, c1) */
     const ampi_pool_plan* p = q->p;
-    const int r0 = ampi_window(q->y.r0, p->sh, p->ph, p->kh, p->h).first,
-              r1 = ampi_window(q->y.r1 - 1, p->sh, p->ph, p->kh, p->h).last,
-              c0 = ampi_window(q->y.c0, p->sw, p->pw, p->kw, p->w).first,
-              c1 = ampi_window(q->y.c1 - 1, p->sw, p->pw, p->kw, p->w).last;
+    const int r0 = ampi_window(p->h, q->y.r0).first, r1 = ampi_window(p->h, q->y.r1 - 1).last,
+              c0 = ampi_window(p->w, q->y.c0).first, c1 = ampi_window(p->w, q->y.c1 - 1).last;
+
+    /* tiles of `rows` x `columns` pixels, `down` x `across` of them */
     const int columns = ampi_min_int(c1 - c0, AMPI_POOL_PIXELS), rows = AMPI_POOL_PIXELS / columns;
     const int down = (r1 - r0 + rows - 1) / rows, across = (c1 - c0 + columns - 1) / columns;
-    const size_t windows = ampi_rect_size(&q->y) * AMPI_LANES;
-    size_t i, l;
-    int64_t t;
-    int oh;
-    if (task == AMPI_POOL_TAKE_SUM) memset(q->windows, 0, windows * sizeof(float));
-    else if (task == AMPI_POOL_SEARCH) memset(q->best, 0x80, windows * sizeof(float));
-    else for (i = 0; i < windows; i += AMPI_LANES)
-        for (l = 0; l < AMPI_LANES; l++) q->windows[i + l] = ampi_float(0xff800000u);
-    for (t = 0; t < (int64_t)down * across; t++) {
-        const int r = (int)(q->columns ? t % down : t / across) * rows + r0;
-        const int c = (int)(q->columns ? t / down : t % across) * columns + c0;
+
+    /* windows begin with 0, with a key below all (0x80808080), or with -infinity */
+    const size_t floats = ampi_rect_size(&q->y) * AMPI_LANES;
+    if (task == AMPI_POOL_TAKE_SUM) memset(q->windows, 0, floats * sizeof(float));
+    else if (task == AMPI_POOL_SEARCH) memset(q->best, 0x80, floats * sizeof(float));
+    else ampi_fill(q->windows, floats, ampi_float(0xff800000u));
+
+    /* row after row of tiles, as the first maximum stays; in two stages column after column, since
+       q->sums holds those of one */
+    for (int64_t t = 0; t < (int64_t)down * across; t++) {
+        const int r = (int)(q->two_stages ? t % down : t / across) * rows + r0;
+        const int c = (int)(q->two_stages ? t / down : t % across) * columns + c0;
         const ampi_rect d = { r, ampi_min_int(r1 - r, rows) + r, c,
             ampi_min_int(c1 - c, columns) + c };
         ampi_pool_move(q, AMPI_ARG_X, &d, q->pixels);
-        for (oh = q->y.r0; oh < q->y.r1; oh++) ampi_pool_row(task, q, oh, &d, q->pixels);
+        for (int oh = q->y.r0; oh < q->y.r1; oh++) ampi_pool_row(task, q, oh, &d, q->pixels);
     }
 }
 
-/* Where a block of rows of windows ends whose pixels fit a tile: before `end`, and with at most
-   `limit` windows. */
+/* Windows in columns of q->y, from row q->y.r0 on: the end of as many rows as have their pixels in
+   one tile. At least one row; none from `end` on; at most `limit` windows otherwise. */
 AMPI_FN int ampi_pool_rows_end(const ampi_pool_tile* q, int end, int limit) {
     const ampi_pool_plan* p = q->p;
-    const int width = ampi_window(q->y.c1 - 1, p->sw, p->pw, p->kw, p->w).last
-        - ampi_window(q->y.c0, p->sw, p->pw, p->kw, p->w).first;
-    const int fit = (AMPI_POOL_PIXELS / width - p->kh) / p->sh + 1;
+    const int width = ampi_window(p->w, q->y.c1 - 1).last - ampi_window(p->w, q->y.c0).first;
+    const int fit = (AMPI_POOL_PIXELS / width - p->h.kernel) / p->h.stride + 1;
     return q->y.r0 + ampi_max_int(1, ampi_min_int(ampi_min_int(fit, limit / (q->y.c1 - q->y.c0)),
         end - q->y.r0));
 }
 
-/* Pools 16 planes from `plane` on, in rectangles of windows whose pixels fit a tile. */
+/* Pools 16 planes from `plane` on: rectangles of windows whose pixels fit a tile, if a window's
+   do. */
 AMPI_APART void ampi_pool_forward_planes(const ampi_pool_plan* p, const ampi_argument* list,
         size_t plane) {
     AMPI_ALIGNED float pixels[AMPI_POOL_ROOM(AMPI_POOL_PIXELS)],
         sums[AMPI_POOL_ROOM(AMPI_POOL_PIXELS)];
     AMPI_ALIGNED float windows[AMPI_POOL_ROOM(AMPI_POOL_BLOCK)];
-    const int columns = ampi_max_int(1, (AMPI_POOL_SIDE - p->kw) / p->sw + 1);
-    ampi_pool_tile q = { p, list, plane, !p->max && !ampi_pool_is_small(p), { 0, 0, 0, 0 },
-                         windows, pixels, sums, NULL, NULL };
-    for (q.y.c0 = 0; q.y.c0 < p->ow; q.y.c0 = q.y.c1) {
-        q.y.c1 = ampi_min_int(p->ow - q.y.c0, columns) + q.y.c0;
-        for (q.y.r0 = 0; q.y.r0 < p->oh; q.y.r0 = q.y.r1) {
-            q.y.r1 = ampi_pool_rows_end(&q, p->oh, AMPI_POOL_BLOCK);
+    const int columns = ampi_max_int(1, (AMPI_POOL_SIDE - p->w.kernel) / p->w.stride + 1);
+    ampi_pool_tile q = ampi_pool_tile_of(p, list, plane, windows, sums);
+    q.pixels = pixels;
+    for (q.y.c0 = 0; q.y.c0 < p->w.out; q.y.c0 = q.y.c1) {
+        q.y.c1 = ampi_min_int(p->w.out - q.y.c0, columns) + q.y.c0;
+        for (q.y.r0 = 0; q.y.r0 < p->h.out; q.y.r0 = q.y.r1) {
+            q.y.r1 = ampi_pool_rows_end(&q, p->h.out, AMPI_POOL_BLOCK);
             ampi_pool_take(&q, p->max ? AMPI_POOL_TAKE_MAX : AMPI_POOL_TAKE_SUM);
             if (!p->max) ampi_pool_divide(&q);
             ampi_pool_move(&q, AMPI_ARG_Y, &q.y, windows);
@@ -7711,61 +7769,64 @@ AMPI_APART void ampi_pool_forward_planes(const ampi_pool_plan* p, const ampi_arg
     }
 }
 
-/* Rows of windows from q->y.r0 to `end` give gradients to dx, a tile of the pixels of d. A block is
-   `limit` windows of a row, counted from `base`, or several whole rows. */
+/* Rows of windows from q->y.r0 to `end` give gradients to dx, a tile of the pixels of d; q->y.r0
+   becomes `end`. Windows come in blocks: several whole rows, or `limit` of one row, counted from
+   the first window on the band that d lies in. */
 AMPI_FN void ampi_pool_give_rows(ampi_pool_tile* q, int end, const ampi_rect* d, float* dx) {
     const ampi_pool_plan* p = q->p;
-    const int limit = p->max ? AMPI_POOL_MAXIMA : AMPI_POOL_BLOCK,
-        band = d->c0 / AMPI_POOL_BAND * AMPI_POOL_BAND;
-    const ampi_span o = ampi_window_range(p->ow, p->sw, p->pw, p->kw, d->c0, d->c1);
-    const int base = ampi_window_range(p->ow, p->sw, p->pw, p->kw, band, d->c1).first;
-    int oh;
+    const int limit = p->max ? AMPI_POOL_MAXIMA : AMPI_POOL_BLOCK;
+    const int band = d->c0 / AMPI_POOL_BAND * AMPI_POOL_BAND;  /* its first column */
+    const int base = ampi_window_range(p->w, band, d->c1).first;
+    const ampi_span o = ampi_window_range(p->w, d->c0, d->c1);
     for (; q->y.r0 < end; q->y.r0 = q->y.r1)
         for (q->y.c0 = o.first, q->y.r1 = q->y.r0 + 1; q->y.c0 < o.last; q->y.c0 = q->y.c1) {
             q->y.c1 = ampi_min_int(o.last, base + ((q->y.c0 - base) / limit + 1) * limit);
             if (q->y.c0 == o.first && q->y.c1 == o.last)
                 q->y.r1 = ampi_pool_rows_end(q, end, limit);
+
+            /* where the maxima are, if any; dy; then each row of windows to its pixels */
             if (p->max) ampi_pool_take(q, AMPI_POOL_SEARCH);
             ampi_pool_move(q, AMPI_ARG_DY, &q->y, q->windows);
             if (!p->max) ampi_pool_divide(q);
-            for (oh = q->y.r0; oh < q->y.r1; oh++)
+            for (int oh = q->y.r0; oh < q->y.r1; oh++)
                 ampi_pool_row(p->max ? AMPI_POOL_GIVE_MAX : AMPI_POOL_GIVE, q, oh, d, dx);
         }
 }
 
-/* The gradient of columns [d.c0, d.c1), a tile of at most `max_rows` rows at a time, from the top
-   down. Windows give once the tile holds all their rows. `complete` rows, which no later window
-   sees, are stored; `kept` rows move to the top of the next tile. Windows with more rows than a
-   tile give to each tile that they meet. */
+/* The gradient of columns [d.c0, d.c1) of x, a tile of at most `max_rows` rows at a time, from the
+   top down. Each row of windows gives once, when a tile holds all its pixels; one that goes on
+   below waits, and the rows of pixels that it begins in are kept for the next tile. Windows of more
+   rows than a tile give to each tile that they meet. */
 AMPI_FN void ampi_pool_backward_columns(ampi_pool_tile* q, ampi_rect d, float* sums) {
     const ampi_pool_plan* p = q->p;
-    const size_t width = ampi_rect_width(&d) * AMPI_LANES;
-    const int max_rows = AMPI_POOL_PIXELS / (d.c1 - d.c0), exceeds_tile
-        = ampi_min_int(p->kh, p->h) > max_rows;
-    int complete, end, kept = 0;
+    const size_t row = ampi_rect_width(&d) * AMPI_LANES;  /* floats */
+    const int max_rows = AMPI_POOL_PIXELS / (d.c1 - d.c0);
+    const int exceeds_tile = ampi_min_int(p->h.kernel, p->h.size) > max_rows;
+    int complete, kept = 0;  /* rows of a tile: stored and left; moved to the top of the next */
     q->y.r0 = 0;
-    for (d.r0 = 0; d.r0 < p->h; d.r0 += complete) {
-        ampi_span span;
-        d.r1 = ampi_min_int(p->h - d.r0, max_rows) + d.r0;
-        span = ampi_window_range(p->oh, p->sh, p->ph, p->kh, d.r0, d.r1);
-        memset(sums + (size_t)kept * width, 0, (size_t)(d.r1 - d.r0 - kept) * width * sizeof *sums);
-        if (exceeds_tile) q->y.r0 = span.first;
-        end = q->y.r0;
-        while (end < span.last && (exceeds_tile || ampi_window(end, p->sh, p->ph, p->kh,
-            p->h).last <= d.r1)) end++;
+    for (d.r0 = 0; d.r0 < p->h.size; d.r0 += complete) {
+        d.r1 = ampi_min_int(p->h.size - d.r0, max_rows) + d.r0;
+        memset(sums + (size_t)kept * row, 0, (size_t)(d.r1 - d.r0 - kept) * row * sizeof *sums);
+
+        /* rows of windows from q->y.r0, the first that has not given, to `end` give */
+        const ampi_span meet = ampi_window_range(p->h, d.r0, d.r1);
+        if (exceeds_tile) q->y.r0 = meet.first;
+        int end = exceeds_tile ? meet.last : q->y.r0;
+        while (end < meet.last && ampi_window(p->h, end).last <= d.r1) end++;
         ampi_pool_give_rows(q, end, &d, sums);
-        complete = d.r1 - d.r0;
-        if (end < p->oh)
-            complete = ampi_min_int(d.r1, ampi_window(end, p->sh, p->ph, p->kh, p->h).first) - d.r0;
+
+        /* rows above the next window are complete */
+        const int next = end < p->h.out ? ampi_window(p->h, end).first : d.r1;
+        complete = ampi_min_int(d.r1, next) - d.r0;
         kept = d.r1 - d.r0 - complete;
         d.r1 = d.r0 + complete;
         ampi_pool_move(q, AMPI_ARG_Y, &d, sums);
-        memmove(sums, sums + (size_t)complete * width, (size_t)kept * width * sizeof *sums);
+        memmove(sums, sums + (size_t)complete * row, (size_t)kept * row * sizeof *sums);
     }
 }
 
-/* A tile is as tall as a window, if columns are enough. Averages read no x: pixels serve as
-   q.sums. */
+/* The gradient of 16 planes from `plane` on. A tile is as tall as a window if 32 columns, of maxima
+   one, leave it room. Averages read no x: its pixels serve as q.sums. */
 AMPI_APART void ampi_pool_backward_planes(const ampi_pool_plan* p, const ampi_argument* list,
         size_t plane) {
     AMPI_ALIGNED float pixels[AMPI_POOL_ROOM(AMPI_POOL_PIXELS)],
@@ -7773,46 +7834,53 @@ AMPI_APART void ampi_pool_backward_planes(const ampi_pool_plan* p, const ampi_ar
     AMPI_ALIGNED float windows[AMPI_POOL_ROOM(AMPI_POOL_BLOCK)];
     AMPI_ALIGNED int32_t best[AMPI_POOL_ROOM(AMPI_POOL_MAXIMA)];
     AMPI_ALIGNED uint32_t at[AMPI_POOL_ROOM(AMPI_POOL_MAXIMA)];
-    const int fit = AMPI_POOL_PIXELS / ampi_min_int(p->kh, p->h);
+    const int fit = AMPI_POOL_PIXELS / ampi_min_int(p->h.kernel, p->h.size);
     const int columns = ampi_min_int(AMPI_POOL_SIDE, ampi_max_int(p->max ? 1 : 32, fit));
-    ampi_pool_tile q = { p, list, plane, !p->max && !ampi_pool_is_small(p), { 0, 0, 0, 0 },
-                         windows, pixels, pixels, best, at };
+    ampi_pool_tile q = ampi_pool_tile_of(p, list, plane, windows, pixels);
+    q.pixels = pixels;
+    q.best = best;
+    q.at = at;
+
+    /* strips of columns, none of them in two bands */
     ampi_rect d = { 0, 0, 0, 0 };
-    for (; d.c0 < p->w; d.c0 = d.c1) {
-        d.c1 = ampi_min_int(ampi_min_int(p->w - d.c0, columns),
+    for (; d.c0 < p->w.size; d.c0 = d.c1) {
+        d.c1 = ampi_min_int(ampi_min_int(p->w.size - d.c0, columns),
             AMPI_POOL_BAND - d.c0 % AMPI_POOL_BAND) + d.c0;
         ampi_pool_backward_columns(&q, d, sums);
     }
 }
 
 /* Windows of 2x2 side by side, on planes of even sides, need no transposing: planes join, and lanes
-   are neighbours in a row of `ow` windows. Surplus lanes read what is behind; the next row
-   overwrites what they write. */
+   are neighbours in a row of w.out windows, which fits a tile. Surplus lanes read what is behind;
+   the next row overwrites what they write. */
 AMPI_FN int ampi_pool_is_quads(const ampi_pool_plan* p) {
-    return p->kh == 2 && p->kw == 2 && p->sh == 2 && p->sw == 2 && p->ph == 0 && p->pw == 0
-        /* a row fits a tile */
-        && p->h == 2 * p->oh && p->w == 2 * p->ow && p->ow <= AMPI_PART / 4;
+    return p->h.kernel == 2 && p->w.kernel == 2 && p->h.stride == 2 && p->w.stride == 2
+        && p->h.pad == 0 && p->w.pad == 0 && p->h.size == 2 * p->h.out
+        && p->w.size == 2 * p->w.out && p->w.out <= AMPI_PART / 4;
 }
 
-/* Averages (SUM), maxima, or their places of `rows` rows of windows. columns == 1: each window's
-   columns are summed first. Masks keep surplus lanes from overflowing. */
+/* `rows` rows of `ow` windows of 2x2 take their averages or maxima to y, or the place of their
+   maxima, 2 * row + column, to `at`. columns: each window's columns are summed first. */
 AMPI_INLINE void ampi_quads_take(ampi_pool_task task, int columns, float* AMPI_RESTRICT y,
         uint32_t* AMPI_RESTRICT at, const float* AMPI_RESTRICT x, size_t ow, size_t rows) {
-    size_t i, l;
     for (; rows > 0; rows--, x += 4 * ow, y += ow, at += ow)
-        for (i = 0; i < ow; i += AMPI_LANES) {
+        for (size_t i = 0; i < ow; i += AMPI_LANES) {
             const uint32_t* const in = ampi_lanes_in(ow - i);
-            for (l = 0; l < AMPI_LANES; l++) {
+            for (size_t l = 0; l < AMPI_LANES; l++) {
+                /* pixels a b above c d; zeros in surplus lanes of a sum, which could overflow */
                 const uint32_t keep = task == AMPI_POOL_TAKE_SUM ? in[l] : ~0u;
                 const float *const above = x + 2 * (i + l), *const below = above + 2 * ow;
                 const float a = ampi_and(above[0], keep), b = ampi_and(above[1], keep);
                 const float c = ampi_and(below[0], keep), d = ampi_and(below[1], keep);
+
+                /* 0 + makes -0 to 0, as sums that begin with 0 do */
                 if (task == AMPI_POOL_TAKE_SUM && columns)
                     y[i + l] = (0.0f + a + c + (b + d)) / 4.0f;
                 else if (task == AMPI_POOL_TAKE_SUM) y[i + l] = (0.0f + a + b + c + d) / 4.0f;
                 else if (task == AMPI_POOL_TAKE_MAX)
                     y[i + l] = ampi_pool_larger(d, ampi_pool_larger(c, ampi_pool_larger(b, a)));
                 else {
+                    /* the first of the greatest keys */
                     const int32_t second = ampi_pool_key(b), third = ampi_pool_key(c);
                     int32_t best = ampi_pool_key(a);
                     uint32_t place = second > best ? 1u : 0u;
@@ -7825,7 +7893,8 @@ AMPI_INLINE void ampi_quads_take(ampi_pool_task task, int columns, float* AMPI_R
         }
 }
 
-/* First the upper pixels of a row of windows, then the lower ones; `at` is 2 * row + column. */
+/* `rows` rows of `ow` windows give dy to dx: to the pixel at place at[], or a quarter to each. The
+   upper pixels of a row of windows come first, then the lower ones. */
 AMPI_INLINE void ampi_quads_give(ampi_pool_task task, float* AMPI_RESTRICT dx,
         const uint32_t* AMPI_RESTRICT at, const float* AMPI_RESTRICT dy, size_t ow, size_t rows) {
     const int max = task == AMPI_POOL_GIVE_MAX;
@@ -7842,7 +7911,7 @@ AMPI_INLINE void ampi_quads_give(ampi_pool_task task, float* AMPI_RESTRICT dx,
                 }
 }
 
-/* A task of ampi_quads_take or ampi_quads_give with task and columns as constants. */
+/* A task of ampi_quads_take or ampi_quads_give, with task and columns as constants. */
 AMPI_KERNEL(ampi_pool_quads, (ampi_pool_task task, int columns, float* to, uint32_t* at,
         const float* from, size_t ow, size_t rows), task, columns, to, at, from, ow, rows) {
     (void)hw;
@@ -7865,36 +7934,40 @@ AMPI_FN const float* ampi_quads_view(const ampi_argument* v, size_t i, size_t n,
     return tile;
 }
 
-/* Pools 16 planes of 2x2 windows side by side, forward or backward, as many whole rows at a time
-   as a tile holds. */
+/* Pools 16 planes of 2x2 windows side by side from `plane` on, forward or backward: as many whole
+   rows of windows at a time as a tile holds. */
 AMPI_APART void ampi_pool_quads_planes(const ampi_pool_plan* p, const ampi_argument* list,
         size_t plane, int backward) {
     AMPI_ALIGNED float tile[AMPI_PART + 2 * AMPI_LANES], result[AMPI_PART + 2 * AMPI_LANES];
-    uint32_t at[AMPI_PART / 4 + AMPI_LANES];
-    const ampi_pool_task task = backward ? (p->max ? AMPI_POOL_GIVE_MAX : AMPI_POOL_GIVE)
-                                         : (p->max ? AMPI_POOL_TAKE_MAX : AMPI_POOL_TAKE_SUM);
-    const ampi_argument* y = &list[AMPI_ARG_Y];
-    const size_t ow = (size_t)p->ow, windows = ow * (size_t)p->oh, all = p->planes * windows,
-        size = backward ? 4 : 1;
-    const size_t end = ampi_min_size(all, (plane + AMPI_LANES) * windows);
+    uint32_t at[AMPI_PART / 4 + AMPI_LANES];  /* of maxima: their places */
+    const ampi_pool_task take = p->max ? AMPI_POOL_TAKE_MAX : AMPI_POOL_TAKE_SUM,
+        give = p->max ? AMPI_POOL_GIVE_MAX : AMPI_POOL_GIVE;
+    const int columns = !ampi_pool_is_small(p);
+    const ampi_argument* y = &list[AMPI_ARG_Y];  /* y, or dx */
+    const size_t size = backward ? 4 : 1;        /* its elements for each window */
+
+    /* windows [i, end) of all planes, n at a time: whole rows */
+    const size_t ow = (size_t)p->w.out, windows = ow * (size_t)p->h.out;
+    const size_t end = ampi_min_size(p->y_n, (plane + AMPI_LANES) * windows);
     for (size_t n, i = plane * windows; i < end; i += n) {
         float* const to = ampi_open(y, i * size, ow, result);  /* in place without surplus lanes */
-        const float* x = NULL;
         n = ampi_min_size(end - i, AMPI_PART / 4 / ow * ow);
-        if (p->max || !backward)
-            x = ampi_quads_view(&list[AMPI_ARG_X], 4 * i, 4 * n, 4 * all, tile);
-        if (p->max && backward) ampi_pool_quads(AMPI_POOL_SEARCH, 0, to, at, x, ow, n / ow);
-        if (backward) x = ampi_quads_view(&list[AMPI_ARG_DY], i, n, all, tile);
-        ampi_pool_quads(task, !ampi_pool_is_small(p), to, at, x, ow, n / ow);
+        if (p->max || !backward) {
+            const float* x = ampi_quads_view(&list[AMPI_ARG_X], 4 * i, 4 * n, p->x_n, tile);
+            ampi_pool_quads(backward ? AMPI_POOL_SEARCH : take, columns, to, at, x, ow, n / ow);
+        }
+        if (backward) {
+            const float* dy = ampi_quads_view(&list[AMPI_ARG_DY], i, n, p->y_n, tile);
+            ampi_pool_quads(give, columns, to, at, dy, ow, n / ow);
+        }
         ampi_store(y, i * size, to, n * size);
     }
 }
 
 /* Works on all planes, 16 at a time. */
 AMPI_FN void ampi_pool_all(const ampi_pool_plan* p, const ampi_argument* list, int backward) {
-    int64_t i;
-    AMPI_PARALLEL_FOR(p->planes * ((size_t)p->h * (size_t)p->w) >= AMPI_PARALLEL_MIN,
-        for (i = 0; i < (int64_t)p->planes; i += AMPI_LANES) {
+    AMPI_PARALLEL_OVER(p->x_n,
+        for (int64_t i = 0; i < (int64_t)p->planes; i += AMPI_LANES) {
             if (ampi_pool_is_quads(p)) ampi_pool_quads_planes(p, list, (size_t)i, backward);
             else if (backward) ampi_pool_backward_planes(p, list, (size_t)i);
             else ampi_pool_forward_planes(p, list, (size_t)i);
@@ -7906,13 +7979,11 @@ AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, amp_ref x, amp_
         const amp_exec* exec) {
     ampi_pool_plan p;
     AMPI_TRY(ampi_pool_plan_make(s, &p, ampi_exec_logger(exec)));
-    const size_t n = p.planes * ((size_t)p.h * (size_t)p.w),
-        y_n = p.planes * ((size_t)p.oh * (size_t)p.ow);
     const ampi_argument list[] = {
-        AMPI_ARG(x, AMPI_IN, n),
-        AMPI_ARG(y, AMPI_OUT, y_n)
+        AMPI_ARG(x, AMPI_IN, p.x_n),
+        AMPI_ARG(y, AMPI_OUT, p.y_n)
     };
-    AMPI_CHECK("pool2d", n, list);
+    AMPI_CHECK("pool2d", p.x_n, list);
     AMPI_COMPUTE_OP;
     ampi_pool_all(&p, list, 0);
     AMPI_DONE_OP;
@@ -7923,14 +7994,12 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, amp_ref dy, am
         amp_ref dx, int accumulate, const amp_exec* exec) {
     ampi_pool_plan p;
     AMPI_TRY(ampi_pool_plan_make(s, &p, ampi_exec_logger(exec)));
-    const size_t n = p.planes * ((size_t)p.h * (size_t)p.w),
-        y_n = p.planes * ((size_t)p.oh * (size_t)p.ow);
     const ampi_argument list[] = {
-        AMPI_ARG(x, p.max ? AMPI_IN : AMPI_NULL, n),
-        AMPI_ARG(dx, ampi_gradient_use(accumulate, AMP_ACCUMULATE_INPUT), n),
-        AMPI_ARG(dy, AMPI_IN, y_n)
+        AMPI_ARG(x, p.max ? AMPI_IN : AMPI_NULL, p.x_n),
+        AMPI_ARG(dx, ampi_gradient_use(accumulate, AMP_ACCUMULATE_INPUT), p.x_n),
+        AMPI_ARG(dy, AMPI_IN, p.y_n)
     };
-    AMPI_CHECK("pool2d backward", n, list);
+    AMPI_CHECK("pool2d backward", p.x_n, list);
     AMPI_COMPUTE_OP;
     if (dx.data) ampi_pool_all(&p, list, 1);
     AMPI_DONE_OP;

@@ -4490,15 +4490,14 @@ typedef struct ampi_cuda_window { int top, bottom, left, right; } ampi_cuda_wind
 
 /* The pixels of x that output pixel (oh, ow) sees, clipped to the image. */
 AMPI_D ampi_cuda_window ampi_d_window(const ampi_pool_plan& p, int oh, int ow) {
-    ampi_span rows = ampi_window(oh, p.sh, p.ph, p.kh, p.h),
-        columns = ampi_window(ow, p.sw, p.pw, p.kw, p.w);
+    ampi_span rows = ampi_window(p.h, oh), columns = ampi_window(p.w, ow);
     ampi_cuda_window w = { rows.first, rows.last, columns.first, columns.last };
     return w;
 }
 
 /* What an average divides by. */
 AMPI_D float ampi_d_pool_count(const ampi_pool_plan& p, const ampi_cuda_window& w) {
-    if (!p.exclude_pad) return (float)p.kh * (float)p.kw;
+    if (!p.exclude_pad) return (float)p.h.kernel * (float)p.w.kernel;
     return (float)(w.bottom - w.top) * (float)(w.right - w.left);
 }
 
@@ -4520,7 +4519,7 @@ AMPI_D float ampi_d_pool_thread(const ampi_cuda_pool& q, const ampi_cuda_window&
     float acc = q.p.max ? ampi_float(0xff800000u) : 0.0f;
     for (int i = w.top; i < w.bottom; i++)
         for (int j = w.left; j < w.right; j++) {
-            float v = ampi_d_load(q.x, plane + (size_t)i * (size_t)q.p.w + (size_t)j);
+            float v = ampi_d_load(q.x, plane + (size_t)i * (size_t)q.p.w.size + (size_t)j);
             acc = q.p.max ? ampi_d_pool_max(acc, v) : acc + v;
         }
     return acc;
@@ -4536,7 +4535,7 @@ AMPI_D float ampi_d_pool_warp(const ampi_cuda_pool& q, const ampi_cuda_window& w
         float v[8];
         for (int j = 0; j < 8; j++) {
             size_t k = i + (size_t)(32 * j), row = ampi_d_quotient(k, width);
-            size_t at = plane + ((size_t)w.top + row) * (size_t)q.p.w + (size_t)w.left
+            size_t at = plane + ((size_t)w.top + row) * (size_t)q.p.w.size + (size_t)w.left
                 + (k - row * width);
             v[j] = k < area ? ampi_d_load(q.x, at) : 0.0f;
             if (k < area) max = ampi_d_pool_max(max, v[j]);
@@ -4557,12 +4556,12 @@ template <int T>
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool(ampi_cuda_pool q) {
     ampi_ptx_grid_wait();
     const ampi_pool_plan& p = q.p;
-    const size_t n = p.planes * (size_t)p.oh * (size_t)p.ow,
-        step = (size_t)gridDim.x * (AMPI_CUDA_BLOCK / T);
+    const size_t step = (size_t)gridDim.x * (AMPI_CUDA_BLOCK / T);
     size_t i = (size_t)blockIdx.x * (AMPI_CUDA_BLOCK / T) + threadIdx.x / T;
-    for (; i < n; i += step) {
+    for (; i < p.y_n; i += step) {
         int oh, ow;
-        size_t plane = ampi_d_pixel(i, p.oh, p.ow, &oh, &ow) * (size_t)p.h * (size_t)p.w;
+        size_t plane = ampi_d_pixel(i, p.h.out, p.w.out, &oh,
+            &ow) * (size_t)p.h.size * (size_t)p.w.size;
         ampi_cuda_window w = ampi_d_window(p, oh, ow);
         float v = T == 1 ? ampi_d_pool_thread(q, w, plane) : ampi_d_pool_warp(q, w, plane);
         if (!p.max) v /= ampi_d_pool_count(p, w);
@@ -4577,7 +4576,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool(ampi_cuda_
    w + i%S * K*G; w being S * K*G, that is i * K*G + (i/S * (K-1) + r) * w. */
 AMPI_D uint32_t ampi_d_pool_tile(const ampi_cuda_pool& q, uint32_t i, uint32_t k, uint32_t g,
         uint32_t r) {
-    return i * k * g + (ampi_d_divide(i, q.by_tiles) * (k - 1) + r) * (uint32_t)q.p.w;
+    return i * k * g + (ampi_d_divide(i, q.by_tiles) * (k - 1) + r) * (uint32_t)q.p.w.size;
 }
 
 /* N neighbouring elements: aligned, where N is even, so that one access takes them all. */
@@ -4648,15 +4647,16 @@ AMPI_FN int ampi_cuda_vectors_at(amp_ref x, int n) {
    windows are others. `image` is x or dx, `out` y or dy. An index has 31 bits. */
 AMPI_FN int ampi_cuda_pool_tiles(ampi_cuda_pool* q, amp_ref image, amp_ref out) {
     const ampi_pool_plan* p = &q->p;
-    const int k = p->kh;
-    if ((k != 2 && k != 3) || p->kw != k || p->sh != k || p->sw != k || p->ph || p->pw) return 0;
-    if (p->h != p->oh * k || p->w != p->ow * k) return 0;
-    if (p->planes > (size_t)INT32_MAX / ((size_t)p->h * (size_t)p->w)) return 0;
-    for (int g = k == 2 && p->ow % 2 == 0 ? 2 : 1; g > 0; g--) {
+    const int k = p->h.kernel;
+    if ((k != 2 && k != 3) || p->w.kernel != k || p->h.stride != k || p->w.stride != k || p->h.pad
+        || p->w.pad) return 0;
+    if (p->h.size != p->h.out * k || p->w.size != p->w.out * k) return 0;
+    if (p->planes > (size_t)INT32_MAX / ((size_t)p->h.size * (size_t)p->w.size)) return 0;
+    for (int g = k == 2 && p->w.out % 2 == 0 ? 2 : 1; g > 0; g--) {
         if (!ampi_cuda_vectors_at(q->x, k * g) || !ampi_cuda_vectors_at(image, k * g)
             || !ampi_cuda_vectors_at(out, g)) continue;
-        q->by_tiles = ampi_cuda_divisor_of((uint32_t)(p->ow / g));
-        q->tiles = (uint32_t)(p->planes * (size_t)p->oh) * q->by_tiles.d;
+        q->by_tiles = ampi_cuda_divisor_of((uint32_t)(p->w.out / g));
+        q->tiles = (uint32_t)(p->planes * (size_t)p->h.out) * q->by_tiles.d;
         return g;
     }
     return 0;
@@ -4667,30 +4667,31 @@ AMPI_CUDA(pool2d_forward, const amp_pool2d_shape* s, amp_ref x, amp_ref y) {
     const char* op = "amp_cuda_pool2d_forward";
     ampi_cuda_pool q = {};
     AMPI_TRY(ampi_pool_plan_make(s, &q.p, ampi_exec_logger(exec)));
-    size_t n = ampi_area(q.p.planes, (size_t)q.p.h * (size_t)q.p.w);
-    const size_t y_n = q.p.planes * ((size_t)q.p.oh * (size_t)q.p.ow);
-    const ampi_argument list[] = { AMPI_ARG(x, AMPI_IN, n), AMPI_ARG(y, AMPI_OUT, y_n) };
-    AMPI_CUDA_CHECK(op, n, list);
+    const ampi_argument list[] = {
+        AMPI_ARG(x, AMPI_IN, q.p.x_n), AMPI_ARG(y, AMPI_OUT, q.p.y_n) };
+    AMPI_CUDA_CHECK(op, q.p.x_n, list);
     q.x = ampi_cuda_ref(x);
     q.y = ampi_cuda_ref(y);
     const int group = ampi_cuda_pool_tiles(&q, q.x, q.y);
-    const int lanes = ampi_min_int(q.p.kh, q.p.h) > 64 / ampi_min_int(q.p.kw, q.p.w) ? 32 : 1;
+    const int lanes = ampi_min_int(q.p.h.kernel, q.p.h.size) > 64 / ampi_min_int(q.p.w.kernel,
+        q.p.w.size) ? 32 : 1;
     void (*kernel)(ampi_cuda_pool) = lanes == 1 ? ampi_k_pool<1> : ampi_k_pool<32>;
-    dim3 grid = ampi_cuda_grid(y_n, AMPI_CUDA_BLOCK / (size_t)lanes);
+    dim3 grid = ampi_cuda_grid(q.p.y_n, AMPI_CUDA_BLOCK / (size_t)lanes);
     if (group > 0) {
         grid = ampi_cuda_grid(q.tiles, AMPI_CUDA_BLOCK);
-        kernel = q.p.kh == 3 ? ampi_k_pool_tiles<3, 1>
+        kernel = q.p.h.kernel == 3 ? ampi_k_pool_tiles<3, 1>
             : group == 1 ? ampi_k_pool_tiles<2, 1> : ampi_k_pool_tiles<2, 2>;
     }
     return ampi_cuda_launch(exec, op, kernel, grid, AMPI_CUDA_BLOCK, 0, q);
 }
 
 /* The windows [first, last) that cover row (or column) r. */
-AMPI_D ampi_span ampi_d_windows_over(int r, int out, int stride, int pad, int kernel) {
-    unsigned at = (unsigned)r + (unsigned)pad, end = at / (unsigned)stride + 1u;
+AMPI_D ampi_span ampi_d_windows_over(ampi_pool_side side, int r) {
+    const unsigned at = (unsigned)r + (unsigned)side.pad, stride = (unsigned)side.stride,
+        kernel = (unsigned)side.kernel, end = at / stride + 1u;
     ampi_span s;
-    s.first = at < (unsigned)kernel ? 0 : (int)((at - (unsigned)kernel) / (unsigned)stride) + 1;
-    s.last = end < (unsigned)out ? (int)end : out;
+    s.first = at < kernel ? 0 : (int)((at - kernel) / stride) + 1;
+    s.last = end < (unsigned)side.out ? (int)end : side.out;
     return s;
 }
 
@@ -4701,7 +4702,7 @@ AMPI_D int ampi_d_pool_wins(const ampi_cuda_pool& q, const ampi_cuda_window& w, 
     for (int i = w.top; i < w.bottom; i++)
         for (int j = w.left; j < w.right; j++) {
             int32_t other = ampi_pool_key(ampi_d_load(q.x,
-                plane + (size_t)i * (size_t)q.p.w + (size_t)j));
+                plane + (size_t)i * (size_t)q.p.w.size + (size_t)j));
             int before = i < r || (i == r && j < c);
             if (other > key || (before && other == key)) return 0;
         }
@@ -4714,20 +4715,20 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK,
         4) ampi_k_pool_backward(ampi_cuda_pool q) {
     ampi_ptx_grid_wait();
     const ampi_pool_plan& p = q.p;
-    const size_t n = p.planes * (size_t)p.h * (size_t)p.w,
-        step = (size_t)gridDim.x * AMPI_CUDA_BLOCK;
-    for (size_t i = (size_t)blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x; i < n; i += step) {
+    const size_t step = (size_t)gridDim.x * AMPI_CUDA_BLOCK;
+    for (size_t i = (size_t)blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x; i < p.x_n; i += step) {
         int r, c;
-        size_t plane = ampi_d_pixel(i, p.h, p.w, &r, &c), start = plane * (size_t)p.h * (size_t)p.w;
-        ampi_span down = ampi_d_windows_over(r, p.oh, p.sh, p.ph, p.kh);
-        ampi_span across = ampi_d_windows_over(c, p.ow, p.sw, p.pw, p.kw);
+        size_t plane = ampi_d_pixel(i, p.h.size, p.w.size, &r, &c),
+            start = plane * (size_t)p.h.size * (size_t)p.w.size;
+        ampi_span down = ampi_d_windows_over(p.h, r);
+        ampi_span across = ampi_d_windows_over(p.w, c);
         int32_t key = p.max ? ampi_pool_key(ampi_d_load(q.x, i)) : 0;
         float sum = 0.0f;
         for (int oh = down.first; oh < down.last; oh++)
             for (int ow = across.first; ow < across.last; ow++) {
                 ampi_cuda_window w = ampi_d_window(p, oh, ow);
                 if (p.max && !ampi_d_pool_wins(q, w, start, r, c, key)) continue;
-                size_t at = (plane * (size_t)p.oh + (size_t)oh) * (size_t)p.ow + (size_t)ow;
+                size_t at = (plane * (size_t)p.h.out + (size_t)oh) * (size_t)p.w.out + (size_t)ow;
                 float g = ampi_d_load(q.dy, at);
                 sum += p.max ? g : g / ampi_d_pool_count(p, w);
             }
@@ -4782,10 +4783,9 @@ AMPI_CUDA(pool2d_backward, const amp_pool2d_shape* s, amp_ref dy, amp_ref x, amp
     const char* op = "amp_cuda_pool2d_backward";
     ampi_cuda_pool q = {};
     AMPI_TRY(ampi_pool_plan_make(s, &q.p, ampi_exec_logger(exec)));
-    size_t n = ampi_area(q.p.planes, (size_t)q.p.h * (size_t)q.p.w);
-    const size_t y_n = q.p.planes * ((size_t)q.p.oh * (size_t)q.p.ow);
+    size_t n = q.p.x_n;
     const ampi_argument list[] = {
-        AMPI_ARG(dy, AMPI_IN, y_n), AMPI_ARG(dx, AMPI_OUT | AMPI_NULL, n),
+        AMPI_ARG(dy, AMPI_IN, q.p.y_n), AMPI_ARG(dx, AMPI_OUT | AMPI_NULL, n),
         AMPI_ARG(x, q.p.max ? AMPI_IN : AMPI_NULL, n) };
     AMPI_CUDA_CHECK(op, n, list);
     if (!dx.data) return AMP_OK;
@@ -4797,7 +4797,7 @@ AMPI_CUDA(pool2d_backward, const amp_pool2d_shape* s, amp_ref dy, amp_ref x, amp
     void (*kernel)(ampi_cuda_pool) = ampi_k_pool_backward;
     if (group > 0) {
         n = q.tiles;
-        kernel = q.p.kh == 3 ? ampi_k_pool_tiles_backward<3, 1>
+        kernel = q.p.h.kernel == 3 ? ampi_k_pool_tiles_backward<3, 1>
             : group == 1 ? ampi_k_pool_tiles_backward<2, 1> : ampi_k_pool_tiles_backward<2, 2>;
     }
     return ampi_cuda_launch(exec, op, kernel, ampi_cuda_grid(n, AMPI_CUDA_BLOCK), AMPI_CUDA_BLOCK,

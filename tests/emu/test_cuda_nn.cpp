@@ -302,20 +302,20 @@ static float tied_without_zeros(size_t i) { return tied(i) + 0.5f; }
 /* Does the CPU sum and search this window pixel by pixel, row after row, as one thread of the device does? */
 static bool in_rows(const ampi_pool_plan& p) { return ampi_pool_is_small(&p); }
 static bool by_one_thread(const ampi_pool_plan& p) {
-    return ampi_min_int(p.kh, p.h) <= 64 / ampi_min_int(p.kw, p.w);
+    return ampi_min_int(p.h.kernel, p.h.size) <= 64 / ampi_min_int(p.w.kernel, p.w.size);
 }
 
 /* Averages in double, and the error of a float sum one by one. */
 static Bounded averages(const ampi_pool_plan& p, const Tensor& x) {
     Bounded b;
     for (size_t plane = 0; plane < p.planes; plane++)
-        for (int oh = 0; oh < p.oh; oh++)
-            for (int ow = 0; ow < p.ow; ow++) {
+        for (int oh = 0; oh < p.h.out; oh++)
+            for (int ow = 0; ow < p.w.out; ow++) {
                 double sum = 0, size = 0, count = (double)ampi_pool_count(&p, oh, ow), terms = 0;
-                const ampi_span r = ampi_window(oh, p.sh, p.ph, p.kh, p.h), c = ampi_window(ow, p.sw, p.pw, p.kw, p.w);
+                const ampi_span r = ampi_window(p.h, oh), c = ampi_window(p.w, ow);
                 for (int i = r.first; i < r.last; i++)
                     for (int j = c.first; j < c.last; j++, terms++) {
-                        const double v = (double)x[(plane * (size_t)p.h + (size_t)i) * (size_t)p.w + (size_t)j];
+                        const double v = (double)x[(plane * (size_t)p.h.size + (size_t)i) * (size_t)p.w.size + (size_t)j];
                         sum += v;
                         size += fabs(v);
                     }
@@ -325,16 +325,16 @@ static Bounded averages(const ampi_pool_plan& p, const Tensor& x) {
     return b;
 }
 static Bounded average_slopes(const ampi_pool_plan& p, const Tensor& dy) {
-    const size_t n = p.planes * (size_t)p.h * (size_t)p.w;
+    const size_t n = p.x_n;
     std::vector<double> windows(n);
     Bounded b(n);
     for (size_t o = 0; o < dy.n; o++) {
-        const int ow = (int)(o % (size_t)p.ow), oh = (int)(o / (size_t)p.ow % (size_t)p.oh);
-        const size_t plane = o / (size_t)p.ow / (size_t)p.oh;
-        const ampi_span r = ampi_window(oh, p.sh, p.ph, p.kh, p.h), c = ampi_window(ow, p.sw, p.pw, p.kw, p.w);
+        const int ow = (int)(o % (size_t)p.w.out), oh = (int)(o / (size_t)p.w.out % (size_t)p.h.out);
+        const size_t plane = o / (size_t)p.w.out / (size_t)p.h.out;
+        const ampi_span r = ampi_window(p.h, oh), c = ampi_window(p.w, ow);
         for (int i = r.first; i < r.last; i++)
             for (int j = c.first; j < c.last; j++) {
-                const size_t at = (plane * (size_t)p.h + (size_t)i) * (size_t)p.w + (size_t)j;
+                const size_t at = (plane * (size_t)p.h.size + (size_t)i) * (size_t)p.w.size + (size_t)j;
                 b.value[at] += (double)dy[o] / (double)ampi_pool_count(&p, oh, ow);
                 b.error[at] += U * fabs((double)dy[o]) / (double)ampi_pool_count(&p, oh, ow);
                 windows[at]++;
@@ -347,7 +347,7 @@ static Bounded average_slopes(const ampi_pool_plan& p, const Tensor& dy) {
 static void check_pool(const amp_pool2d_shape& s, amp_dtype a, amp_dtype b, amp_dtype c, size_t shift) {
     ampi_pool_plan p;
     CHECK(ampi_pool_plan_make(&s, &p, nullptr) == AMP_OK);
-    const size_t n = p.planes * (size_t)p.h * (size_t)p.w, out = p.planes * (size_t)p.oh * (size_t)p.ow;
+    const size_t n = p.x_n, out = p.y_n;
     const bool exact = in_rows(p) && by_one_thread(p);
     Tensor x(a, n, shift), y(b, out, shift), dy(b, out, shift), dx(c, n, shift);
     if (!p.max) x.fill(ordinary);
@@ -416,7 +416,7 @@ static void test_pool_below_zero() {
     for (const amp_pool2d_shape& s : POOLS) {
         ampi_pool_plan p;
         CHECK(ampi_pool_plan_make(&s, &p, nullptr) == AMP_OK);
-        Tensor x(AMP_F32, p.planes * (size_t)p.h * (size_t)p.w), y(AMP_F32, p.planes * (size_t)p.oh * (size_t)p.ow);
+        Tensor x(AMP_F32, p.x_n), y(AMP_F32, p.y_n);
         x.fill([](size_t) { return test_uniform() - 2.0f; });
         BOTH(amp_pool2d_forward(&s, amp_ref_of(x.at(), AMP_F32), amp_ref_of(y.at(), AMP_F32), nullptr),
              cuda->pool2d_forward(&s, amp_ref_of(x.dev, AMP_F32), amp_ref_of(y.dev, AMP_F32), nullptr));
