@@ -9572,8 +9572,8 @@ AMPI_FN amp_rule ampi_level_rule(amp_level level, amp_style style, amp_op op) {
 /* Refuses a level or a style that does not exist. */
 AMPI_FN amp_result ampi_policy_check_choice(amp_level level, amp_style style,
         const amp_logger* logger) {
-    AMPI_REFUSE_POLICY((unsigned)level > AMP_O3, "level %d does not exist (O0 to O3)", (int)level);
-    AMPI_REFUSE_POLICY((unsigned)style >= AMP_STYLE_COUNT, "style %d does not exist", (int)style);
+    AMPI_REFUSE_POLICY((unsigned)level > AMP_O3, "level %d does not exist (O0 to O3)", level);
+    AMPI_REFUSE_POLICY((unsigned)style >= AMP_STYLE_COUNT, "style %d does not exist", style);
     return AMP_OK;
 }
 
@@ -9611,7 +9611,7 @@ AMPI_FN amp_result ampi_policy_check_desc(const amp_policy_desc* d) {
     for (int i = 0; i < white + black; i++) {
         const amp_op op = white ? d->white[i] : d->black[i];
         AMPI_REFUSE_POLICY(!ampi_op_is_valid(op) || ampi_op_is_data(op),
-            "entry %d of the lists is not an operator with a type of its own: %d", i, (int)op);
+            "entry %d of the lists is not an operator with a type of its own: %d", i, op);
         AMPI_REFUSE_POLICY(white && ampi_op_is_loss(op),
             "%s on the white list: a loss is FP32 at every level", amp_op_name(op));
     }
@@ -9670,7 +9670,7 @@ AMPI_FN amp_result ampi_policy_check(const amp_policy* p, const amp_logger* logg
     for (int i = 0; i < AMP_OP_COUNT; i++)
         AMPI_REFUSE_POLICY(!ampi_rule_fits((amp_op)i, p->rules[i]),
             "%s cannot have the rule %s (%d)", amp_op_name((amp_op)i), amp_rule_name(p->rules[i]),
-            (int)p->rules[i]);
+            p->rules[i]);
     return AMP_OK;
 }
 
@@ -9797,6 +9797,7 @@ AMPI_FN void ampi_scaler_fill(amp_scaler* x, const amp_scaler_desc* d) {
     AMPI_CLEAR(*x);
     x->rule = row->rule;
     x->state.scale = row->init;
+
     for (size_t i = 0; i < AMPI_LENGTH(ampi_scaler_fields); i++) {
         const ampi_desc_field* f = &ampi_scaler_fields[i].field;
         const char* from = (const char*)d + ampi_scaler_fields[i].from;
@@ -9873,7 +9874,7 @@ AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
     const amp_logger* logger = d.logger;
     AMPI_REFUSE_CALL(!s, AMP_ERR_ARGUMENT, "amp_scaler_init: the scaler is NULL");
     AMPI_REFUSE_DESC((unsigned)d.preset >= AMP_SCALER_PRESET_COUNT,
-        "scaler: preset %d is not an amp_scaler_preset", (int)d.preset);
+        "scaler: preset %d is not an amp_scaler_preset", d.preset);
     ampi_scaler_fill(&x, &d);
     AMPI_TRY(ampi_scaler_check_desc(&d, &x));
 
@@ -10085,7 +10086,7 @@ AMPI_FN amp_result ampi_tensors_validate(const ampi_tensors* t, const amp_logger
         const char* name = ampi_name_or_none(x.name);
         AMPI_REFUSE_CALL(!ampi_is_compute_dtype(x.dtype), AMP_ERR_DTYPE,
             "%s: tensor %d (%s): data type %d is not F32, F16 or BF16", place, i, name,
-            (int)x.dtype);
+            x.dtype);
         AMPI_REFUSE_CALL(x.count > SIZE_MAX / 16, AMP_ERR_ARGUMENT,
             "%s: tensor %d (%s): no memory holds %lld elements", place, i, name,
             ampi_shown(x.count));
@@ -10244,18 +10245,21 @@ AMPI_FN amp_result ampi_scaler_look(amp_scaler* s, const ampi_tensors* t, uint32
         unscaled ? 1.0f : s->state.inverse, 0, info);
 }
 
+/* Looks at gradients without writing. */
 AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int count,
         amp_overflow_info* info) {
     const ampi_tensors t = ampi_tensors_of(grads, count, "amp_scaler_check");
     return ampi_scaler_look(s, &t, AMPI_CHECKED, info);
 }
 
+/* Divides gradients by the loss scale, in place. */
 AMP_DEF amp_result amp_scaler_unscale(amp_scaler* s, const amp_tensor* grads, int count,
         amp_overflow_info* info) {
     const ampi_tensors t = ampi_tensors_of(grads, count, "amp_scaler_unscale");
     return ampi_scaler_look(s, &t, AMPI_UNSCALED, info);
 }
 
+/* dst = src / scale, or dst += src / scale to accumulate. */
 AMP_DEF amp_result amp_scaler_unscale_into(amp_scaler* s, const amp_tensor* dst,
         const amp_tensor* src, int count, int accumulate, amp_overflow_info* info) {
     const char* place = "amp_scaler_unscale_into";
@@ -10271,6 +10275,7 @@ AMP_DEF amp_result amp_scaler_report_overflow(amp_scaler* s) {
     return AMP_OK;
 }
 
+/* May optimizers step in this window? A window in which nothing was looked at may not. */
 AMP_DEF int amp_scaler_may_step(const amp_scaler* s) {
     if (s && !s->recorded)
         ampi_fail(&s->logger, AMP_ERR_STATE,
@@ -10306,6 +10311,7 @@ AMPI_FN amp_result ampi_scaler_limits(const amp_scaler* s, int hit) {
     return AMP_OK;
 }
 
+/* Ends the window. */
 AMP_DEF amp_result amp_scaler_update(amp_scaler* s) {
     if (!s) return AMP_ERR_ARGUMENT;
     AMPI_REFUSE_WITH(&s->logger, !s->recorded, AMP_ERR_STATE,
@@ -10433,12 +10439,23 @@ AMPI_FN amp_result ampi_scaler_check_rule(const amp_scaler* s, const unsigned ch
     return AMP_OK;
 }
 
+/* Writes the state to `bytes`. */
 AMP_DEF amp_result amp_scaler_save(const amp_scaler* s, void* bytes, size_t size) {
     AMPI_TRY(ampi_scaler_between(s, "amp_scaler_save"));
     AMPI_REFUSE_WITH(&s->logger, !bytes || size < AMP_SCALER_STATE_BYTES, AMP_ERR_ARGUMENT,
         "amp_scaler_save: a state has %d bytes", AMP_SCALER_STATE_BYTES);
     ampi_scaler_write(s, (unsigned char*)bytes);
     return AMP_OK;
+}
+
+/* May a scaler with rule r have state x? Its scale lies in 0 to infinity, and its counters can go
+   on counting. */
+AMPI_FN int ampi_scaler_can_have(const amp_scaler_rule* r, const amp_scaler_state* x) {
+    return ampi_bits_at(&x->scale) <= 0x7f800000u && ampi_bits64_at(&x->exact_scale) <= AMPI_INF64
+        && x->tracker >= r->start && x->since_rescale >= 0
+        && x->hysteresis_left <= r->hysteresis && (x->hysteresis_left >= 0 || r->tolerance > 0.0)
+        && x->consecutive_skips >= 0 && x->consecutive_unsound >= 0
+        && (uint64_t)x->applied >> 62 == 0 && (uint64_t)x->skipped >> 62 == 0;
 }
 
 /* Checks all of a state's bytes, then takes its counters and scale, which are all that a state of
@@ -10466,19 +10483,12 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
     AMPI_TRY(ampi_scaler_check_rule(s, theirs, ours));
 
     amp_scaler saved = *s;
-    const amp_scaler_state* x = &saved.state;
     ampi_scaler_move(&saved, theirs, 1);
-    /* Allowed are a scale from 0 to infinity, and counters that can go on counting. */
-    AMPI_REFUSE_CALL(ampi_bits_at(&x->scale) > 0x7f800000u
-        || ampi_bits64_at(&x->exact_scale) > AMPI_INF64 || x->tracker < s->rule.start
-        || x->hysteresis_left > s->rule.hysteresis
-        || (x->hysteresis_left < 0 && s->rule.tolerance <= 0.0) || x->since_rescale < 0
-        || x->consecutive_skips < 0 || x->consecutive_unsound < 0
-        || (uint64_t)x->applied >> 62 != 0 || (uint64_t)x->skipped >> 62 != 0, AMP_ERR_FORMAT,
+    AMPI_REFUSE_CALL(!ampi_scaler_can_have(&s->rule, &saved.state), AMP_ERR_FORMAT,
         "amp_scaler_load: the state holds a scale or a count that no scaler has");
 
     s->state = saved.state;
-    ampi_scaler_keep(&s->rule, &s->state,
+    ampi_scaler_keep(&s->rule, &s->state,  /* version 1 has no double */
         version > 1 ? ampi_scaler_exact(&s->rule, &s->state) : (double)s->state.scale);
     ampi_scaler_use_scale(&s->state);
     ampi_overflow_clear(&s->info);
@@ -10624,6 +10634,7 @@ AMPI_FN int ampi_moment_count(const amp_optimizer_desc* d) {
     return d->kind != AMP_SGD ? 2 : d->momentum > 0.0f ? 1 : 0;
 }
 
+/* Moments of a weight that an optimizer of this desc needs; -1 for a bad desc. */
 AMP_DEF int amp_optimizer_moments(const amp_optimizer_desc* desc) {
     amp_optimizer_desc d;
     AMPI_CLEAR(d);
@@ -10747,6 +10758,7 @@ AMPI_FN void ampi_params_write_low(const amp_optimizer* o) {
     fesetenv(&floats);
 }
 
+/* Makes an optimizer of valid parameters, and writes their low copies. */
 AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc* desc,
         amp_param* params, int count) {
     AMPI_TRY(ampi_optimizer_make(o, desc, params, count, "amp_optimizer_init"));
@@ -11071,6 +11083,7 @@ AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr) {
     return AMP_OK;
 }
 
+/* Sets all gradients that there are to 0. */
 AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o) {
     if (!o || !o->params) return AMP_ERR_ARGUMENT;
     for (const amp_param* p = o->params; p < o->params + o->count; p++)
@@ -11588,14 +11601,14 @@ AMPI_FN amp_result ampi_model_check_desc(amp_model* m) {
     AMPI_REFUSE_DESC(d->batch < 1, "model: batch is %d, at least 1 is needed", d->batch);
     AMPI_REFUSE_DESC(!ampi_is_compute_dtype(d->grad_dtype),
         "model: grad_dtype is %s (%d), it must be f32, f16 or bf16", amp_dtype_name(d->grad_dtype),
-        (int)d->grad_dtype);
+        d->grad_dtype);
     AMPI_REFUSE_DESC(d->accumulate < 0 || d->max_replays < 0,
         "model: accumulate is %d and max_replays %d, none may be below 0", d->accumulate,
         d->max_replays);
     AMPI_REFUSE_DESC(d->max_replays > 0 && d->accumulate > 1,
         "model: max_replays needs accumulate = 1, whose batch is still there");
     AMPI_REFUSE_DESC(d->sums != AMP_SUMS_FIXED && d->sums != AMP_SUMS_FAST,
-        "model: sums is %d, not AMP_SUMS_FIXED or AMP_SUMS_FAST", (int)d->sums);
+        "model: sums is %d, not AMP_SUMS_FIXED or AMP_SUMS_FAST", d->sums);
     AMPI_REFUSE_DESC(!ampi_backend_is_whole(m->backend),
         "model: backend lacks its name, or a function that the CPU's has");
     AMPI_REFUSE_DESC(c && (!c->all_reduce_sum || c->rank < 0 || c->rank >= c->size),
@@ -11824,7 +11837,7 @@ AMPI_FN amp_value ampi_layer_add_params(amp_model* m, int no_bias, amp_init init
         size_t fan_out) {
     ampi_node* n = &m->draft;
     AMPI_REFUSE_LAYER((unsigned)init > AMP_INIT_ZERO, AMP_ERR_DESC, "init %d does not exist",
-        (int)init);
+        init);
     n->weight = m->param_count++;
     if (!no_bias) n->bias = m->param_count++;
     n->init = init;
@@ -11900,6 +11913,7 @@ AMP_DEF amp_value amp_dropout(amp_model* m, amp_value x, float p) {
     return ampi_layer_add(m);
 }
 
+/* Adds a view of x as rows; it never runs, its readers read x. */
 AMP_DEF amp_value amp_flatten(amp_model* m, amp_value x) {
     AMPI_DRAFT(n, AMP_OP_FLATTEN, x);
     ampi_set_shape(n, (int)n->features, 1, 1);
@@ -11994,6 +12008,7 @@ AMP_DEF amp_value amp_avg_pool2d(amp_model* m, amp_value x, int kernel) {
     return ampi_plain_pool(m, x, AMP_POOL_AVERAGE, kernel, kernel);
 }
 
+/* Adds a pool whose window is the whole image. */
 AMP_DEF amp_value amp_global_avg_pool2d(amp_model* m, amp_value x) {
     const ampi_node* in = ampi_node_of(m, x, "global_avg_pool2d");
     return in ? ampi_plain_pool(m, x, AMP_POOL_AVERAGE, in->layer.height, in->layer.width)
@@ -12733,6 +12748,7 @@ AMP_DEF amp_param* amp_model_params(amp_model* m, int* count) {
     return ampi_is_final(m) ? m->params : NULL;
 }
 
+/* The parameter of that name, or NULL. */
 AMP_DEF amp_param* amp_model_find_param(amp_model* m, const char* name) {
     for (int i = 0; ampi_is_final(m) && name && i < m->param_count; i++)
         if (strcmp(m->params[i].name, name) == 0) return &m->params[i];
@@ -12748,6 +12764,7 @@ AMPI_FN amp_result ampi_check_param(amp_model* m, const amp_param* p, const void
     return ampi_model_fail(AMP_ERR_ARGUMENT, "%s: p is not a parameter of this model", what);
 }
 
+/* Copies a parameter to the host: its master, or its 16-bit weights widened. */
 AMP_DEF amp_result amp_model_read_param(amp_model* m, const amp_param* p, float* out) {
     AMPI_TRY(ampi_check_param(m, p, out, "read param"));
     return p->master ? ampi_run(copy_out, out, p->master, p->count * sizeof *out)
@@ -12769,12 +12786,14 @@ AMPI_APART amp_result ampi_model_write_low(amp_model* m, const amp_param* p, con
     return AMP_OK;
 }
 
+/* Sets a parameter to values on the host: its master and its 16-bit weights. */
 AMP_DEF amp_result amp_model_write_param(amp_model* m, const amp_param* p, const float* values) {
     AMPI_TRY(ampi_check_param(m, p, values, "write param"));
     if (p->master) AMPI_RUN(copy_in, p->master, values, p->count * sizeof *values);
     return p->low ? ampi_model_write_low(m, p, values) : AMP_OK;
 }
 
+/* Writes the 16-bit copies of all masters. */
 AMP_DEF amp_result amp_model_sync_params(amp_model* m) {
     AMPI_TRY(ampi_check_finalized(m, "amp_model_sync_params"));
     for (const amp_param* p = m->params; p < m->params + m->param_count; p++)
