@@ -13067,8 +13067,9 @@ AMPI_FN amp_result ampi_forward(amp_model* m, const ampi_node* last, int with_lo
     return f->activation_backward(AMP_##NAME, dy, saved, dx, 0, count, e);
 /* From dy, the gradient of node n's output: dx, that of its input number j, into `to` if not NULL,
    and those of its weights (dw) and bias (db). `add` adds dw and db to those of earlier
-   micro-batches. saved: the value that the operator's backward function reads, n's input or its output. A loss
-   begins with scale * weight: the loss scale, and its own share in the step's sum. */
+   micro-batches. saved: the value that the operator's backward function reads, n's input or its
+   output. A loss begins with scale * weight: the loss scale, and its own share in the step's
+   sum. */
 AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, void* to) {
     const amp_backend* f = m->backend;
     const amp_exec* e = &m->exec;
@@ -13147,19 +13148,22 @@ AMPI_FN const ampi_node* ampi_array_node(const amp_model* m, int i) {
     return i < AMP_MAX_INPUTS ? m->inputs[i] : m->losses[i - AMP_MAX_INPUTS];
 }
 
-/* Labels on an asynchronous backend go unchecked: a check would wait. */
+/* Refuses a label of a batch that is no class of the loss. Labels on an asynchronous backend go
+   unchecked: a check would wait. */
 AMPI_FN amp_result ampi_batch_labels(amp_model* m, const amp_batch* b, const ampi_node* loss) {
     const size_t size = amp_dtype_size(b->label_dtype);
     int n, classes = (int)loss->reads[0]->features;
     if (b->on_device && m->backend->asynchronous) return AMP_OK;
     for (int at = 0; at < b->n; at += n) {
-        int64_t copy[AMPI_BLOCK];
-        const void* some = (const char*)b->targets[loss->index] + (size_t)at * size;
+        int64_t copy[AMPI_BLOCK];  /* room for labels of any type */
+        const void* labels = (const char*)b->targets[loss->index] + (size_t)at * size;
         n = ampi_min_int(b->n - at, AMPI_BLOCK);
-        if (b->on_device) AMPI_RUN(copy_out, copy, some, (size_t)n * size);
+        if (b->on_device) {
+            AMPI_RUN(copy_out, copy, labels, (size_t)n * size);
+            labels = copy;
+        }
         for (int i = 0; i < n; i++) {
-            const int64_t label = ampi_label_at(b->on_device ? copy : some, b->label_dtype,
-                (size_t)i);
+            const int64_t label = ampi_label_at(labels, b->label_dtype, (size_t)i);
             AMPI_REFUSE(label < 0 || label >= classes, AMP_ERR_ARGUMENT,
                 "layer '%s': label %lld of sample %d is "
                 "outside 0..%d", loss->layer.name, (long long)label, at + i, classes - 1);
@@ -13168,17 +13172,19 @@ AMPI_FN amp_result ampi_batch_labels(amp_model* m, const amp_batch* b, const amp
     return AMP_OK;
 }
 
-/* Refuses types of a batch or a data set that the model does not read. */
-AMPI_FN amp_result ampi_check_types(amp_model* m, amp_dtype x, amp_dtype label, const char* what,
-        int with_targets) {
-    AMPI_REFUSE(ampi_type_size(x) == 0 && x != AMP_U8, AMP_ERR_DTYPE,
+/* Refuses types of inputs and labels, of a batch or a data set, that the model does not read.
+   what: the call, for sentences, here and below. */
+AMPI_FN amp_result ampi_check_types(amp_model* m, amp_dtype input, amp_dtype label,
+        const char* what, int with_targets) {
+    AMPI_REFUSE(ampi_type_size(input) == 0 && input != AMP_U8, AMP_ERR_DTYPE,
         "%s: input_dtype is %s (%d), not f32, f16, bf16, "
-        "f64 or u8", what, amp_dtype_name(x), (int)x);
+        "f64 or u8", what, amp_dtype_name(input), (int)input);
     if (!with_targets || !label) return AMP_OK;
     AMPI_REFUSE(label != AMP_I32 && label != AMP_I64 && label != AMP_U8, AMP_ERR_DTYPE,
         "%s: label_dtype is %s (%d), it must be i32, i64 or u8", what, amp_dtype_name(label),
         (int)label);
 
+    /* Somebody must read labels. */
     for (int i = 0; i < m->loss_count; i++)
         if (ampi_has_labels(m->losses[i])) return AMP_OK;
     AMPI_REFUSE(m->loss_count, AMP_ERR_DTYPE,
@@ -13188,15 +13194,17 @@ AMPI_FN amp_result ampi_check_types(amp_model* m, amp_dtype x, amp_dtype label, 
     return AMP_OK;
 }
 
-/* Remarks of labels, read as int32 by default, that look like int64 ones: every high word is 0, and
-   at least half of the low words are not. A model looks once, at its first 16 labels or more. */
+/* Remarks of labels, read as int32 by default, that look like int64 ones: read in pairs, every high
+   word is 0, and at least half of the low words are not. A model looks once, at its first 16 labels
+   or more. */
 AMPI_FN void ampi_doubt_labels(amp_model* m, const void* const* targets, amp_dtype said,
         size_t count, const char* what) {
     if (said || count < 16 || m->labels_known) return;
     m->labels_known = 1;
 
     for (int i = 0; i < m->loss_count; i++) {
-        size_t k = ampi_has_labels(m->losses[i]) ? count / 2 : 0, set = 0;
+        size_t k = ampi_has_labels(m->losses[i]) ? count / 2 : 0;  /* pairs to be looked at */
+        size_t set = 0;  /* low words that are not 0 */
         for (; k > 0; k--) {
             uint64_t label;
             memcpy(&label, (const int32_t*)targets[i] + 2 * (k - 1), sizeof label);
@@ -13211,7 +13219,7 @@ AMPI_FN void ampi_doubt_labels(amp_model* m, const void* const* targets, amp_dty
     }
 }
 
-/* Refuses a batch whose size, types or arrays the model does not take. */
+/* Refuses a batch whose size, types, arrays or labels the model does not take. */
 AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char* what,
         int with_targets) {
     AMPI_TRY(ampi_check_finalized(m, what));
@@ -13219,6 +13227,7 @@ AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char
     AMPI_REFUSE(b->n < 1 || b->n > m->desc.batch, AMP_ERR_ARGUMENT,
         "%s: %d samples, the model takes 1 to %d", what, b->n, m->desc.batch);
     AMPI_TRY(ampi_check_types(m, b->input_dtype, b->label_dtype, what, with_targets));
+
     for (int i = 0; i < (with_targets ? AMPI_ARRAYS : AMP_MAX_INPUTS); i++) {
         const ampi_node* n = ampi_array_node(m, i);
         if (!n) continue;
@@ -13240,21 +13249,19 @@ AMPI_FN amp_result ampi_load_inputs(amp_model* m) {
     const amp_batch* b = m->pass.batch;
     for (int i = 0; i < m->input_count; i++) {
         const ampi_node* n = m->inputs[i];
-        const amp_dtype t = ampi_stored(n), from = b->input_dtype;
+        const amp_ref to = ampi_output_of(n), from = amp_ref_of(b->inputs[i], b->input_dtype);
         const size_t count = m->pass.rows * n->features;
         amp_reading how = n->reading;
-        if (!b->on_device) how.constants = n->constants;
-        if (how.constants || how.scale != 0.0f || from == AMP_U8)
-            AMPI_RUN(load, amp_ref_of(n->data, t), amp_ref_of(b->inputs[i], from), count,
-                !b->on_device, &how);
-        else if (b->on_device) AMPI_RUN(convert, amp_ref_of(n->data, t),
-            amp_ref_of(b->inputs[i], from), count);
-        else AMPI_RUN(upload, amp_ref_of(n->data, t), amp_ref_of(b->inputs[i], from), count);
+        if (!b->on_device) how.constants = n->constants;  /* where the data lies */
+        if (how.constants || how.scale != 0.0f || from.dtype == AMP_U8)
+            AMPI_RUN(load, to, from, count, !b->on_device, &how);
+        else if (b->on_device) AMPI_RUN(convert, to, from, count);
+        else AMPI_RUN(upload, to, from, count);
     }
     return AMP_OK;
 }
 
-/* Loads inputs, targets and labels of the batch. */
+/* Loads inputs, targets as they are, and labels as int32. */
 AMPI_FN amp_result ampi_load_batch(amp_model* m) {
     const amp_batch* b = m->pass.batch;
     AMPI_TRY(ampi_load_inputs(m));
@@ -13289,7 +13296,8 @@ AMPI_FN int ampi_is_frozen_now(const amp_model* m, const amp_param* p) {
         p);
 }
 
-/* At the start of a step: which parameters have a gradient, and which values need one. */
+/* At the start of a step: which parameters have a gradient, and which values need one. With all
+   parameters frozen, none is treated so. */
 AMPI_FN void ampi_freeze(amp_model* m) {
     int frozen = 0;
     for (int i = 0; i < m->param_count; i++) frozen += ampi_is_frozen_now(m, &m->params[i]);
@@ -13306,33 +13314,32 @@ AMPI_FN void ampi_freeze(amp_model* m) {
 }
 
 /* --- why a step was skipped --- */
-/* Batch norm's running statistics, for a skipped step to put back. */
-AMPI_FN amp_result ampi_copy_running(amp_model* m, int restore) {
-    const ampi_allocation *now = &m->blocks[AMPI_BLOCK_RUNNING],
-        *saved = &m->blocks[AMPI_BLOCK_RUNNING_SAVED];
-    if (saved->bytes == 0) return AMP_OK;
-    return ampi_run(copy, restore ? now->base : saved->base, restore ? saved->base : now->base,
-        saved->bytes);
+/* Copies batch norm's running statistics from one block to another of the same size: a skipped step
+   puts them back. */
+AMPI_FN amp_result ampi_copy_running(amp_model* m, int from, int to) {
+    const ampi_allocation* source = &m->blocks[from];
+    if (source->bytes == 0) return AMP_OK;
+    return ampi_run(copy, m->blocks[to].base, source->base, source->bytes);
 }
 
-/* Index of the first inf or NaN of an array in the backend's memory; `count` if none is found or
-   readable. */
-AMPI_FN size_t ampi_first_bad(amp_model* m, const void* data, amp_dtype t, size_t count,
-        const char** what) {
+/* Index of the first inf or NaN of `count` values in the backend's memory, with its name in *what;
+   `count` if none is found or readable. */
+AMPI_FN size_t ampi_first_bad(amp_model* m, amp_ref x, size_t count, const char** what) {
     float values[AMPI_BLOCK];
     for (size_t at = 0; at < count; at += AMPI_BLOCK) {
         const size_t k = ampi_min_size(count - at, AMPI_BLOCK);
-        if (ampi_run(download, amp_f32(values), amp_ref_of(ampi_at(data, t, at), t), k) != AMP_OK)
-            return count;
+        if (ampi_run(download, amp_f32(values), ampi_from(x, at), k) != AMP_OK) return count;
         for (size_t i = 0; i < k; i++) {
+            if (ampi_has_finite_bits(&values[i])) continue;
             *what = amp_is_nan(amp_f32(&values[i])) ? "nan" : "inf";
-            if (!ampi_has_finite_bits(&values[i])) return at + i;
+            return at + i;
         }
     }
     return count;
 }
 
-/* Keeps m->trouble for amp_step_info; in training the logger hears of each layer once. */
+/* n is where inf or NaN began, as m->trouble says, which amp_step_info keeps. In training the
+   logger hears of each layer once. Returns 1. */
 AMPI_FN int ampi_blame(amp_model* m, ampi_node* n) {
     m->suspect = n;
     if (!m->pass.training) return 1;
@@ -13348,11 +13355,14 @@ AMPI_FN int ampi_diagnose_forward(amp_model* m) {
     char where[80];
     m->pass.looking = 1;
     if (ampi_load_inputs(m) != AMP_OK) return 0;
+
+    /* Evaluation tells of the sample in the data; in training the batch is the caller's. A node
+       without a number is a cast. */
     AMPI_EACH_NODE(n) {
         const size_t count = m->pass.rows * n->features;
         if (ampi_is_idle(m, n) || ampi_is_loss(n)) continue;
         if (ampi_forward_node(m, n, 0) != AMP_OK) return 0;
-        const size_t bad = ampi_first_bad(m, n->data, ampi_stored(n), count, &what);
+        const size_t bad = ampi_first_bad(m, ampi_output_of(n), count, &what);
         if (bad == count) continue;
         if (m->pass.training)
             AMPI_SAY(where, "%llu; a lower loss scale does not help", (ampi_ull)bad);
@@ -13363,8 +13373,10 @@ AMPI_FN int ampi_diagnose_forward(amp_model* m) {
             n->number == AMPI_NONE ? "16-bit copy" : "output", n->layer.name, where);
         return ampi_blame(m, n);
     }
+
+    /* All layers are sound. The losses are those of the pass that went before. */
     for (int i = 0; i < m->loss_count; i++) {
-        if (ampi_first_bad(m, &m->loss_values[i], AMP_F32, 1, &what) == 1) continue;
+        if (ampi_first_bad(m, amp_f32(&m->loss_values[i]), 1, &what) == 1) continue;
         AMPI_SAY(where, " of samples %llu to %llu", first, last);
         AMPI_SAY(m->trouble,
             "the loss '%s' is %s although every layer's output is finite: look at the targets%s",
@@ -13374,20 +13386,21 @@ AMPI_FN int ampi_diagnose_forward(amp_model* m) {
     return 0;
 }
 
-/* The name of tensor i of the model's list, of which an info keeps the beginning; `kept` if the
-   list was another. */
+/* The name of tensor i of the model's list, of which an info keeps the beginning in `kept`; `kept`
+   itself if the caller's own list was looked at. */
 AMPI_FN const char* ampi_whole_name(const amp_model* m, int i, const char* kept) {
     const char* name = *kept && i >= 0 && i < m->param_count ? m->params[i].name : kept;
     return strncmp(name, kept, strlen(kept)) == 0 ? name : kept;
 }
 
-/* Writes the sentence of a step that overflowed: which gradients, how many, and what helps. */
+/* Writes the sentence of a step that overflowed: which gradients, how many, and what helps. Not
+   counted are inf and NaN that the caller has reported, or that another rank has. */
 AMPI_FN void ampi_describe_overflow(const amp_model* m, amp_step_info* info) {
     const amp_overflow_info* o = &info->overflow;
     const amp_scaler_rule* rule = &m->training.scaler.rule;
-    const int at_floor = rule->min > 0.0f && info->scale_before <= rule->min,
-        counted = o->inf_count + o->nan_count > 0;
-    const int several = o->last_tensor != o->first_tensor, alone = m->comm.size == 1;
+    const int at_floor = rule->min > 0.0f && info->scale_before <= rule->min;
+    const int counted = o->inf_count + o->nan_count > 0, alone = m->comm.size == 1;
+    const int several = o->last_tensor != o->first_tensor;
     const double scale = (double)info->scale_before;
     if (!ampi_scale_usable(&info->scale_before))
         AMPI_SAY(info->message,
@@ -13412,6 +13425,7 @@ AMPI_FN void ampi_describe_overflow(const amp_model* m, amp_step_info* info) {
 }
 
 /* --- ranks --- */
+/* Sums data[count] in the backend's memory over the ranks, in place. */
 AMPI_FN amp_result ampi_sum_ranks(amp_model* m, void* data, amp_dtype t, size_t count,
         const char* what) {
     if (m->comm.all_reduce_sum(data, t, count, m->exec.stream, m->comm.user_data) == AMP_OK)
@@ -13419,7 +13433,8 @@ AMPI_FN amp_result ampi_sum_ranks(amp_model* m, void* data, amp_dtype t, size_t 
     return ampi_model_fail(AMP_ERR_COMM, "train step: the sum of %s over the ranks failed", what);
 }
 
-/* *flag = 1 if it is not 0 on any rank. */
+/* *flag becomes 1 if it is not 0 on any rank; a rank alone keeps it. The float behind the losses
+   carries it. */
 AMPI_FN amp_result ampi_any_rank(amp_model* m, int* flag) {
     float *sum = m->loss_values + m->loss_count, found = *flag ? 1.0f : 0.0f;
     if (m->comm.size == 1) return AMP_OK;
@@ -13430,11 +13445,12 @@ AMPI_FN amp_result ampi_any_rank(amp_model* m, int* flag) {
     return AMP_OK;
 }
 
-/* Sums gradients over the ranks, unfrozen neighbours in one call. */
+/* Sums gradients over the ranks: all that lie between two frozen ones in one call, with the bytes
+   that align them. */
 AMPI_FN amp_result ampi_sum_gradients(amp_model* m) {
     const ampi_allocation* grads = &m->blocks[AMPI_BLOCK_GRADS];
     const amp_dtype t = ampi_dtype_or_f32(m->desc.grad_dtype);
-    int end;
+    int end;  /* the next frozen parameter */
     for (int i = 0; i < m->param_count; i = end + 1) {
         char *from = (char*)m->grad_list[i].data, *to = grads->base + grads->bytes;
         for (end = i; end < m->param_count && m->grad_list[end].count; end++) continue;
@@ -13448,7 +13464,7 @@ AMPI_FN amp_result ampi_sum_gradients(amp_model* m) {
 
 /* Sums the gradients over the ranks and checks them; one rank's finding counts for all. An
    asynchronous backend without other ranks checks in training_step. Others ask at once whether the
-   model is to blame. */
+   model is to blame. Flags: [0] a gradient is not finite, [1] the model is to blame. */
 AMPI_FN amp_result ampi_agree(amp_model* m) {
     float *flags = m->loss_values + m->loss_count, found[2];
     if (m->comm.size == 1 && m->backend->asynchronous) return AMP_OK;
@@ -13464,23 +13480,25 @@ AMPI_FN amp_result ampi_agree(amp_model* m) {
 }
 
 /* --- the step --- */
-/* Says why a step was skipped. Asynchronous backends check the model only now; then ranks agree
-   whether to repeat. */
+/* Says why a step was skipped, where the model is to blame and not the loss scale. Asynchronous
+   backends check the model only now; then ranks agree, as they must repeat the step or not. */
 AMPI_FN amp_result ampi_explain_skip(amp_model* m, amp_step_info* info) {
-    const size_t told = strlen(info->message);
-    int any = info->outcome == AMP_STEP_SKIPPED_MODEL;
+    int blamed = info->outcome == AMP_STEP_SKIPPED_MODEL;
     if (m->backend->asynchronous) {
-        if (m->trouble[0] || ampi_diagnose_forward(m)) any = 1;
-        AMPI_TRY(ampi_any_rank(m, &any));
+        if (m->trouble[0] || ampi_diagnose_forward(m)) blamed = 1;
+        AMPI_TRY(ampi_any_rank(m, &blamed));
     }
-    if (any) info->outcome = AMP_STEP_SKIPPED_MODEL;
-    if (any) AMPI_SAY(info->culprit, "%s", m->trouble[0] ? m->suspect->layer.name : "");
-    if (any && m->trouble[0]) memcpy(info->message, m->trouble, sizeof info->message);
-    else if (any && m->comm.size > 1)
-        AMPI_SAY(info->message, "the model produces inf or nan on another rank");
-    else if (!any && m->desc.accumulate > 1)
-        ampi_say(info->message + told, sizeof info->message - told,
+    if (blamed) {
+        info->outcome = AMP_STEP_SKIPPED_MODEL;
+        AMPI_SAY(info->culprit, "%s", m->trouble[0] ? m->suspect->layer.name : "");
+        if (m->trouble[0]) memcpy(info->message, m->trouble, sizeof info->message);
+        else if (m->comm.size > 1)
+            AMPI_SAY(info->message, "the model produces inf or nan on another rank");
+    } else if (m->desc.accumulate > 1) {
+        const size_t said = strlen(info->message);
+        ampi_say(info->message + said, sizeof info->message - said,
             "; or the model made it in an earlier micro-batch");
+    }
     return AMP_OK;
 }
 
@@ -13489,21 +13507,19 @@ AMPI_FN amp_result ampi_explain_skip(amp_model* m, amp_step_info* info) {
 AMPI_FN amp_result ampi_read_held(amp_model* m, amp_step_info* info) {
     const ampi_allocation* held = &m->blocks[AMPI_BLOCK_HELD];
     const ampi_node* first = NULL;
-    size_t channel = 0;
+    size_t channel = 0;  /* of the first */
     if (held->bytes == 0) return AMP_OK;
 
     AMPI_RUN(copy_out, m->held, held->base, held->bytes);
     AMPI_EACH_NODE(n) {
-        /* norm.held lies in the backend's block: its place in the host's copy */
-        const unsigned char* own = n->norm.held ? m->held
-            + (n->norm.held - (unsigned char*)held->base) : NULL;
-        if (own) {
-            for (size_t c = 0; c < (size_t)n->layer.channels; c++) {
-                if (!own[c]) continue;
-                if (!first) channel = c;
-                if (!first) first = n;
-                info->held_statistics++;
-            }
+        if (!n->norm.held) continue;
+        /* A byte a channel, in the backend's block: its place in the host's copy. */
+        const unsigned char* own = m->held + (n->norm.held - (unsigned char*)held->base);
+        for (size_t c = 0; c < (size_t)n->layer.channels; c++) {
+            if (!own[c]) continue;
+            if (!first) channel = c;
+            if (!first) first = n;
+            info->held_statistics++;
         }
     }
 
@@ -13516,34 +13532,11 @@ AMPI_FN amp_result ampi_read_held(amp_model* m, amp_step_info* info) {
     return AMP_OK;
 }
 
-/* Fills what is told of a step: losses, scale, norm, counts and a sentence. A micro-batch before
-   the last (is_whole 0) tells of no update. */
-AMPI_FN amp_result ampi_read_step(amp_model* m, int is_whole, amp_step_info* info) {
-    const amp_training* t = &m->training;
-    const amp_optimizer_info* last = &t->last;
-    AMPI_TRY(ampi_total_loss(m, &info->loss));
-    AMPI_FORGET(&info->loss);  /* its bits will be tested */
-    AMPI_TRY(ampi_refresh(m));
-    const char* name = ampi_whole_name(m, last->update_tensor, last->update_name);
-    info->step = t->optimizer.state.step;
-    info->skipped = t->scaler.state.skipped;
-    info->scale_before = is_whole ? t->scale_used : t->scaler.state.scale;
-    info->scale_after = t->scaler.state.scale;
-    info->outcome = AMP_STEP_ACCUMULATED;
-    ampi_overflow_clear(&info->overflow);
-    if (!is_whole) return AMP_OK;
-    info->lr = last->lr;
-    info->overflow = last->overflow;
-    info->grad_norm = last->applied ? last->grad_norm : ampi_double(AMPI_INF64);
-    info->outcome = last->applied ? AMP_STEP_APPLIED
-                    : last->overflow.unsound ? AMP_STEP_SKIPPED_MODEL : AMP_STEP_SKIPPED_OVERFLOW;
-    info->update_overflows = last->update_overflows;
-    info->saturated = last->saturated;
-    info->message[0] = 0;
-    AMPI_SAY(info->culprit, "%s", last->applied ? name
-        : ampi_whole_name(m, last->overflow.last_tensor, last->overflow.last_name));
-    if (!last->applied) ampi_describe_overflow(m, info);
-    else if (last->update_overflows > 0)
+/* Writes the sentence of an applied step in which weights or their copies overflow: how many, and
+   the first, which is of the tensor called `name`. */
+AMPI_FN void ampi_describe_update(const amp_optimizer_info* last, const char* name,
+        amp_step_info* info) {
+    if (last->update_overflows > 0)
         AMPI_SAY(info->message,
             "the update overflows: %llu weights stay as they were, their moments too; the first of "
             "%s is element %llu of '%s'", (ampi_ull)last->update_overflows,
@@ -13554,15 +13547,51 @@ AMPI_FN amp_result ampi_read_step(amp_model* m, int is_whole, amp_step_info* inf
             "%llu weights are too large for 16 bits, where they are the largest finite value; the "
             "first is element %llu of '%s'", (ampi_ull)last->saturated,
             (ampi_ull)last->update_index, name);
-    return last->applied ? ampi_read_held(m, info) : AMP_OK;
+}
+
+/* Fills what is told of a step: losses, scale, norm, counts and a sentence. A micro-batch before
+   the last (is_whole 0) tells of no update. */
+AMPI_FN amp_result ampi_read_step(amp_model* m, int is_whole, amp_step_info* info) {
+    const amp_training* t = &m->training;
+    const amp_optimizer_info* last = &t->last;
+    AMPI_TRY(ampi_total_loss(m, &info->loss));
+    AMPI_FORGET(&info->loss);  /* its bits will be tested */
+    AMPI_TRY(ampi_refresh(m));
+    info->step = t->optimizer.state.step;
+    info->skipped = t->scaler.state.skipped;
+    info->scale_before = is_whole ? t->scale_used : t->scaler.state.scale;
+    info->scale_after = t->scaler.state.scale;
+    info->outcome = AMP_STEP_ACCUMULATED;
+    ampi_overflow_clear(&info->overflow);
+    if (!is_whole) return AMP_OK;
+
+    info->lr = last->lr;
+    info->overflow = last->overflow;
+    info->update_overflows = last->update_overflows;
+    info->saturated = last->saturated;
+    info->message[0] = 0;
+    if (last->applied) {
+        const char* name = ampi_whole_name(m, last->update_tensor, last->update_name);
+        info->outcome = AMP_STEP_APPLIED;
+        info->grad_norm = last->grad_norm;
+        AMPI_SAY(info->culprit, "%s", name);
+        ampi_describe_update(last, name, info);
+        return ampi_read_held(m, info);
+    }
+    info->outcome = last->overflow.unsound ? AMP_STEP_SKIPPED_MODEL : AMP_STEP_SKIPPED_OVERFLOW;
+    info->grad_norm = ampi_double(AMPI_INF64);
+    AMPI_SAY(info->culprit, "%s",
+        ampi_whole_name(m, last->overflow.last_tensor, last->overflow.last_name));
+    ampi_describe_overflow(m, info);
+    return AMP_OK;
 }
 
 /* Undoes a failed step and its earlier micro-batches: running statistics, random numbers, the
-   scaler's window. */
+   scaler's window. m->micro counts the failed micro-batch, which is no pass yet. Returns `why`. */
 AMPI_FN amp_result ampi_abandon_step(amp_model* m, amp_result why) {
     m->training.passes -= (uint64_t)(m->micro - 1);
     m->micro = 0;
-    if (m->saved) ampi_copy_running(m, 1);
+    if (m->saved) ampi_copy_running(m, AMPI_BLOCK_RUNNING_SAVED, AMPI_BLOCK_RUNNING);
     ampi_run(training_abandon, &m->training);
     m->stale = m->backend->asynchronous;
     return why;
@@ -13576,14 +13605,15 @@ AMPI_FN amp_result ampi_abandon_open_step(amp_model* m, amp_result why) {
 }
 
 /* The same work for each batch; with the last micro-batch all-reduce, check, step or skip, new
-   scale. */
+   scale. The first one saves the running statistics, and clears the marks of those that stay. */
 AMPI_FN amp_result ampi_run_step(amp_model* m) {
     const ampi_allocation *now = &m->blocks[AMPI_BLOCK_RUNNING],
-        *saved = &m->blocks[AMPI_BLOCK_RUNNING_SAVED];
-    const ampi_allocation* held = &m->blocks[AMPI_BLOCK_HELD];
+        *saved = &m->blocks[AMPI_BLOCK_RUNNING_SAVED], *held = &m->blocks[AMPI_BLOCK_HELD];
     if (m->backend->training_pass) AMPI_RUN(training_pass, &m->training);
-    if (!m->pass.accumulate) AMPI_TRY(ampi_copy_running(m, 0));
-    if (!m->pass.accumulate && held->bytes) AMPI_RUN(zero, held->base, held->bytes);
+    if (!m->pass.accumulate) {
+        AMPI_TRY(ampi_copy_running(m, AMPI_BLOCK_RUNNING, AMPI_BLOCK_RUNNING_SAVED));
+        if (held->bytes) AMPI_RUN(zero, held->base, held->bytes);
+    }
     m->saved = 1;
     AMPI_TRY(ampi_forward(m, m->last, 1));
     AMPI_RUN(training_losses, &m->training, m->loss_values, m->loss_count);
@@ -13593,23 +13623,29 @@ AMPI_FN amp_result ampi_run_step(amp_model* m) {
     return ampi_run(training_step, &m->training, now->base, saved->base, saved->bytes);
 }
 
-/* The work of a step, or a replay of its record. The key has what differs between calls. */
+/* The work of a step, or a replay of its record. The key has what differs between calls: the size
+   of the batch, and whether it is the first (1) or the last (2) micro-batch. */
 AMPI_FN amp_result ampi_replay_step(amp_model* m) {
     const uint64_t place = (m->pass.accumulate ? 1u : 0u) | (m->micro == m->desc.accumulate ? 2u
         : 0u);
     amp_record mode = AMP_RECORD_OFF;
     if (m->backend->record)
         AMPI_RUN(record, &m->training, (uint64_t)m->pass.rows << 2 | place, &mode);
-    if (mode == AMP_RECORD_REPLAYED) { m->saved = 1; return AMP_OK; }
+    if (mode == AMP_RECORD_REPLAYED) {
+        m->saved = 1;
+        return AMP_OK;
+    }
     amp_result r = ampi_run_step(m);
     if (mode != AMP_RECORD_ON) return r;
+
+    /* Where the record fails, nothing of it has run: only earlier micro-batches saved. */
     r = ampi_run(record_end, &m->training, r);
     if (r != AMP_OK) m->saved = m->pass.accumulate;
     return r;
 }
 
-/* What a step did, or why it was skipped. The logger hears once of weights that stay, of saturated
-   copies, of held statistics. */
+/* Tells what a step did, or why it was skipped. The logger hears once of weights that stay (bit 1),
+   of saturated copies (2), of held statistics (4): the message is of these, in this order. */
 AMPI_FN amp_result ampi_report_step(amp_model* m, amp_step_info* info) {
     const int is_whole = m->micro == m->desc.accumulate;
     AMPI_TRY(ampi_read_step(m, is_whole, info));
@@ -13618,14 +13654,16 @@ AMPI_FN amp_result ampi_report_step(amp_model* m, amp_step_info* info) {
     if (causes & ~m->told_update) ampi_remark(&m->op_logger, "train step: %s", info->message);
     m->told_update |= causes;
     if (is_whole) return m->training.last.applied ? AMP_OK : ampi_explain_skip(m, info);
-    /* while it is there */
+
+    /* The next micro-batch overwrites the values that a diagnosis needs. */
     if (!m->trouble[0] && !ampi_has_finite_bits(&info->loss)) ampi_diagnose_forward(m);
     return AMP_OK;
 }
 
-/* info: NULL if nobody waits. */
+/* Runs the next micro-batch of a step on a batch that was checked; after a failure the whole step
+   is undone. info: NULL if nobody waits for the outcome. */
 AMPI_FN amp_result ampi_attempt(amp_model* m, const amp_batch* b, amp_step_info* info) {
-    const int last = m->micro + 1 == m->desc.accumulate;
+    const int is_last = m->micro + 1 == m->desc.accumulate;
     ampi_start_pass(m, b, 1);
     if (m->micro++ == 0) {
         m->trouble[0] = 0;
@@ -13636,11 +13674,13 @@ AMPI_FN amp_result ampi_attempt(amp_model* m, const amp_batch* b, amp_step_info*
     if (r == AMP_OK) r = ampi_load_batch(m);
     if (r == AMP_OK) r = ampi_replay_step(m);
     if (r != AMP_OK) return ampi_abandon_step(m, r);
+
+    /* A step whose update is made stays, even if its outcome cannot be read. */
     m->stale = m->backend->asynchronous;
     if (info) r = ampi_report_step(m, info);
-    if (r != AMP_OK && !last) return ampi_abandon_step(m, r);
+    if (r != AMP_OK && !is_last) return ampi_abandon_step(m, r);
     m->training.passes++;
-    if (!last) return AMP_OK;
+    if (!is_last) return AMP_OK;
     m->micro = 0;
     m->stepped = 1;
     return info && r == AMP_OK ? m->training.limit : r;  /* a limit of the scaler: the step was
@@ -13677,7 +13717,8 @@ AMPI_FN amp_result ampi_check_training(amp_model* m, const amp_batch* b, const c
     return AMP_OK;
 }
 
-/* Checks the batch, lets ranks agree on it, then runs the step with exceptions masked. */
+/* Checks the batch, lets ranks agree on it, then runs the step with exceptions masked. A step that
+   overflowed is repeated with the lower scale, if the model's desc says so. */
 AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step_info* info) {
     amp_step_info told;
     fenv_t floats;
@@ -13688,6 +13729,7 @@ AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step
     /* nobody asks for the outcome: it is not waited for */
     if (!info && m->backend->asynchronous && m->desc.max_replays == 0)
         return ampi_attempt(m, batch, NULL);
+
     AMPI_CLEAR(told);
     feholdexcept(&floats);  /* an overflow is data here, not a trap */
     do {
@@ -13786,11 +13828,11 @@ AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v
 /* Draws batches from a data set: the order of samples, and memory for one batch. */
 typedef struct ampi_feed {
     amp_model* m;
-    amp_data data;              /* as it was at the start: `order` has its count */
-    const char* what;           /* the call, for messages */
-    int64_t* order;
-    void* buffers[AMPI_ARRAYS];
-    size_t bytes[AMPI_ARRAYS];  /* of a sample; 0 = no such array */
+    amp_data data;               /* as it was at the start: `order` has its count */
+    const char* what;            /* the call, for messages */
+    int64_t* order;              /* [data.count] numbers of samples */
+    void* buffers[AMPI_ARRAYS];  /* each array of a batch */
+    size_t bytes[AMPI_ARRAYS];   /* of a sample in it; 0 = no such array */
 } ampi_feed;
 
 /* Frees the arrays in which batches are gathered. */
@@ -13805,6 +13847,7 @@ AMPI_FN void ampi_feed_close(ampi_feed* f) {
    that reads. A feed is closed after a failure too. */
 AMPI_FN amp_result ampi_feed_open(ampi_feed* f, amp_model* m, const amp_data* data,
         const char* what) {
+    int missing = 0;  /* 1 = an allocation failed */
     AMPI_CLEAR(*f);
     f->m = m;
     f->what = what;
@@ -13813,10 +13856,9 @@ AMPI_FN amp_result ampi_feed_open(ampi_feed* f, amp_model* m, const amp_data* da
     AMPI_REFUSE(!data || data->count < 1 || (uint64_t)data->count > SIZE_MAX / sizeof(int64_t),
         AMP_ERR_ARGUMENT, "%s: data is NULL, or its count is not a number of samples", what);
     f->data = *data;
-    if (!data->read) AMPI_TRY(ampi_check_types(m, data->input_dtype, data->label_dtype, what, 1));
-    f->order = (int64_t*)ampi_alloc((size_t)data->count * sizeof(int64_t), a);
-    int missing = !f->order;
+
     if (!data->read) {
+        AMPI_TRY(ampi_check_types(m, data->input_dtype, data->label_dtype, what, 1));
         for (int i = 0; i < AMPI_ARRAYS; i++) {
             const ampi_node* n = ampi_array_node(m, i);
             if (!n) continue;
@@ -13825,35 +13867,36 @@ AMPI_FN amp_result ampi_feed_open(ampi_feed* f, amp_model* m, const amp_data* da
             f->bytes[i] = !ampi_is_loss(n) ? n->features * amp_dtype_size(data->input_dtype)
                           : ampi_has_labels(n) ? amp_dtype_size(data->label_dtype)
                               : ampi_target_size(n) * 4;
-            if (f->bytes[i]) f->buffers[i] = ampi_alloc(f->bytes[i] * (size_t)m->desc.batch, a);
-            missing |= f->bytes[i] && !f->buffers[i];
+            f->buffers[i] = ampi_alloc(f->bytes[i] * (size_t)m->desc.batch, a);
+            missing |= !f->buffers[i];
         }
-    }
-    if (!data->read)
         ampi_doubt_labels(m, data->targets, data->label_dtype, (size_t)data->count, what);
-    AMPI_REFUSE(missing, AMP_ERR_MEMORY,
+    }
+    f->order = (int64_t*)ampi_alloc((size_t)data->count * sizeof(int64_t), a);
+    AMPI_REFUSE(missing || !f->order, AMP_ERR_MEMORY,
         "%s: out of memory for the order of %lld samples and a batch", what,
         (long long)data->count);
     return AMP_OK;
 }
 
-/* Fisher-Yates on the epoch's positions of the stream; seed NULL = in order. */
+/* Puts the samples in an order: their own without a seed (NULL), else that of Fisher and Yates. A
+   sample takes two positions of the random numbers, an epoch those of as many samples. */
 AMPI_FN void ampi_feed_shuffle(ampi_feed* f, const uint64_t* seed, int epoch) {
     const int64_t n = f->data.count;
     for (int64_t i = 0; i < n; i++) f->order[i] = i;
-    if (seed) {
-        for (int64_t i = n - 1; i > 0; i--) {
-            const uint64_t at = 2 * ((uint64_t)epoch * (uint64_t)n + (uint64_t)i);
-            const uint64_t bits = (uint64_t)amp_random_bits(*seed,
-                at) << 32 | amp_random_bits(*seed, at + 1);
-            const int64_t j = (int64_t)(bits % ((uint64_t)i + 1)), other = f->order[j];
-            f->order[j] = f->order[i];
-            f->order[i] = other;
-        }
+    if (!seed) return;
+    for (int64_t i = n - 1; i > 0; i--) {
+        const uint64_t at = 2 * ((uint64_t)epoch * (uint64_t)n + (uint64_t)i);
+        const uint64_t bits = (uint64_t)amp_random_bits(*seed, at) << 32
+            | amp_random_bits(*seed, at + 1);
+        const int64_t j = (int64_t)(bits % ((uint64_t)i + 1)), other = f->order[j];
+        f->order[j] = f->order[i];
+        f->order[i] = other;
     }
 }
 
-/* The batch of n samples from `at` in the order. */
+/* Gathers in *b the n samples from place `at` of the order on, or lets the caller's function
+   read them. */
 AMPI_FN amp_result ampi_feed_read(ampi_feed* f, int64_t at, int n, amp_batch* b) {
     const amp_data* d = &f->data;
     AMPI_CLEAR(*b);
@@ -13865,16 +13908,16 @@ AMPI_FN amp_result ampi_feed_read(ampi_feed* f, int64_t at, int n, amp_batch* b)
             "%s: the data's read returned '%s' for the %d samples "
             "from place %lld on", f->what, amp_result_string(r), n, (long long)at);
     }
+
     b->input_dtype = d->input_dtype;
     b->label_dtype = d->label_dtype;
     for (int i = 0; i < AMPI_ARRAYS; i++) {
         const size_t bytes = f->bytes[i];
         AMPI_ARRAY(b, i) = f->buffers[i];
-        if (bytes) {
-            for (int k = 0; k < n; k++)
-                memcpy((char*)f->buffers[i] + (size_t)k * bytes,
-                       (const char*)AMPI_ARRAY(d, i) + (size_t)f->order[at + k] * bytes, bytes);
-        }
+        if (bytes == 0) continue;
+        for (int k = 0; k < n; k++)
+            memcpy((char*)f->buffers[i] + (size_t)k * bytes,
+                   (const char*)AMPI_ARRAY(d, i) + (size_t)f->order[at + k] * bytes, bytes);
     }
     return AMP_OK;
 }
@@ -13882,7 +13925,7 @@ AMPI_FN amp_result ampi_feed_read(ampi_feed* f, int64_t at, int n, amp_batch* b)
 /* The loss per sample and the counts of the whole data; of its messages the first, which is
    logged. */
 AMPI_FN amp_result ampi_feed_evaluate(ampi_feed* f, amp_eval_info* info) {
-    double sum = 0.0;
+    double sum = 0.0;  /* of the losses of all samples */
     int n;
     ampi_feed_shuffle(f, NULL, 0);
     AMPI_CLEAR(*info);
@@ -13920,13 +13963,13 @@ AMP_DEF amp_result amp_evaluate_data(amp_model* m, const amp_data* data, amp_eva
 /* --- fit --- */
 typedef struct ampi_fit_run {
     amp_model* m;
-    amp_fit_desc d;
-    amp_fit_info info;
-    amp_fit_epoch now;
+    amp_fit_desc d;     /* the caller's, with its defaults */
+    amp_fit_info info;  /* what the caller will be told; info.end != 0 ends the run */
+    amp_fit_epoch now;  /* the epoch that runs */
     ampi_feed train, evaluation;
-    double loss_sum;  /* over `samples` */
-    int64_t samples;
-    int waited;       /* epochs since the best one */
+    double loss_sum;    /* of this rank in the epoch so far, over `samples`, whose steps were not */
+    int64_t samples;    /* skipped */
+    int waited;         /* epochs since the best one */
 } ampi_fit_run;
 
 #if !defined(AMP_NO_STDIO)
@@ -13938,7 +13981,7 @@ AMP_DEF void amp_print_stdout(const char* text, void* user_data) {
 }
 #endif
 
-/* The bar, if the samples up to `to` complete a hundredth of the epoch. */
+/* Prints the bar, if the samples from `from` up to `to` complete a hundredth of the epoch. */
 AMPI_FN void ampi_fit_draw(const ampi_fit_run* f, int64_t from, int64_t to) {
     enum { CELLS = 30 };
     const int64_t count = f->train.data.count;
@@ -13965,7 +14008,9 @@ AMPI_FN void ampi_fit_print_epoch(const ampi_fit_run* f) {
     f->d.print(text, f->d.user_data);
 }
 
-/* amp_train_step with this rank's part of `total` samples. */
+/* amp_train_step with this rank's part of `total` samples, from place `at` of the order on; what it
+   did counts for the epoch. Ranks split the samples evenly. A batch that cannot be read is refused
+   on all ranks. */
 AMPI_FN amp_result ampi_fit_step(ampi_fit_run* f, int64_t at, int64_t total) {
     const amp_comm* comm = &f->m->comm;
     const int64_t from = total * comm->rank / comm->size,
@@ -13975,6 +14020,8 @@ AMPI_FN amp_result ampi_fit_step(ampi_fit_run* f, int64_t at, int64_t total) {
     amp_result r = ampi_feed_read(&f->train, at + from, (int)(to - from), &b);
     if (r != AMP_OK) return ampi_agree_on_batch(f->m, r);
     AMPI_TRY(amp_train_step(f->m, &b, &step));
+
+    /* Every attempt but a last one that was not skipped. */
     int done = step.outcome == AMP_STEP_APPLIED || step.outcome == AMP_STEP_ACCUMULATED;
     f->now.steps += step.outcome == AMP_STEP_APPLIED;
     f->now.skipped += step.attempts - done;
@@ -13988,7 +14035,8 @@ AMPI_FN amp_result ampi_fit_step(ampi_fit_run* f, int64_t at, int64_t total) {
     return AMP_OK;
 }
 
-/* Samples of an epoch: all but those that do not fill a step of all ranks and micro-batches. */
+/* Samples of an epoch. `each` is what all ranks take at once, a micro-batch of a step. The last one
+   may be smaller, if each rank has a sample. Those that do not fill a step are left out. */
 AMPI_FN int64_t ampi_fit_samples(const ampi_fit_run* f) {
     const int64_t count = f->train.data.count, ranks = f->m->comm.size,
         each = f->m->desc.batch * ranks;
@@ -13998,7 +14046,8 @@ AMPI_FN int64_t ampi_fit_samples(const ampi_fit_run* f) {
     return whole < batches || rest < ranks ? whole * each : count;
 }
 
-/* Trains over the data once, in a shuffled order; the sum of losses and samples is kept. */
+/* Trains over the data once, in a shuffled order. A run that ends finishes its step of
+   micro-batches. The epoch's loss is a NaN if all its steps were skipped. */
 AMPI_FN amp_result ampi_fit_pass(ampi_fit_run* f) {
     const int64_t count = ampi_fit_samples(f), each = (int64_t)f->m->desc.batch * f->m->comm.size;
     const uint64_t seed = f->d.seed ? f->d.seed : ampi_stream(f->m, -1);
@@ -14020,22 +14069,24 @@ AMPI_FN amp_result ampi_fit_agree(amp_model* m, amp_result own) {
     return ampi_fail_together(m, own, "fit: another rank failed, and its logger has the reason");
 }
 
-/* Evaluates the epoch, enters it in the books, and saves the best one. */
+/* Evaluates the epoch, enters it in the books, and saves the best one: the epoch of the least
+   finite loss, in evaluation, or without that in training. */
 AMPI_FN amp_result ampi_fit_judge(ampi_fit_run* f) {
     amp_eval_info told;
-    float loss = f->now.loss, best = f->info.best.loss;
+    float loss = f->now.loss, least = f->info.best.loss;
 
     f->now.accuracy = -1.0;
     if (f->d.evaluation) {
         AMPI_TRY(ampi_feed_evaluate(&f->evaluation, &told));
         loss = f->now.eval_loss = told.loss;
-        best = f->info.best.eval_loss;
+        least = f->info.best.eval_loss;
         if (told.predictions > 0) f->now.accuracy = (double)told.correct / (double)told.predictions;
     }
-    f->now.best = ampi_has_finite_bits(&loss) && (!f->info.best.best || loss < best);
+    f->now.best = ampi_has_finite_bits(&loss) && (!f->info.best.best || loss < least);
     f->waited = f->now.best ? 0 : f->waited + 1;
     if (f->now.best) f->info.best = f->now;
     if (f->d.patience > 0 && f->waited >= f->d.patience) f->info.end = AMP_FIT_PATIENCE;
+
     f->info.last = f->now;
     if (f->d.history) f->d.history[f->info.epochs] = f->now;
     f->info.epochs++;
@@ -14070,7 +14121,8 @@ AMPI_FN amp_result ampi_fit_epochs(ampi_fit_run* f) {
     return AMP_OK;
 }
 
-/* Refuses settings of a fit that are out of range or contradict each other. */
+/* Refuses settings of a fit that are out of range or contradict each other, and a best_path that
+   cannot be written. A model that has made max_steps ends the run before it begins. */
 AMPI_FN amp_result ampi_fit_check(ampi_fit_run* f) {
     amp_model* m = f->m;
     const amp_fit_desc* d = &f->d;
