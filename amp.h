@@ -2069,18 +2069,22 @@ enum { AMPI_DIGITS = 1100 };
    bits without the sign. Returns how many; d[*ones] is that of the ones. */
 AMPI_FN int ampi_decimal(uint64_t magnitude, char d[AMPI_DIGITS], int* ones) {
     uint64_t integer = magnitude & 0xfffffffffffffu;
-    int power = (int)(magnitude >> 52), count = 0, factor = 2, i, carry;
+    int power = (int)(magnitude >> 52), count = 0, factor = 2;
     memset(d, 0, AMPI_DIGITS);
+
+    /* The number is integer * 2^power. */
     if (power > 0) integer |= (uint64_t)1 << 52;
     else power = 1;  /* a subnormal */
-    power -= 1075;  /* the number is integer * 2^power */
+    power -= 1075;
     for (; power < 0 && integer % 2 == 0; power++) integer /= 2;
     for (; integer > 0; integer /= 10) d[count++] = (char)(integer % 10);
 
+    /* Digits times 2^power. 2^-k is 5^k / 10^k, so that k digits stand behind the point. */
     *ones = power < 0 ? -power : 0;
-    if (power < 0) { power = -power; factor = 5; }  /* 2^-k is 5^k / 10^k */
+    if (power < 0) { power = -power; factor = 5; }
     for (; power > 0; power--) {
-        for (i = 0, carry = 0; i < count || carry > 0; i++) {
+        int i, carry = 0;
+        for (i = 0; i < count || carry > 0; i++) {
             carry += d[i] * factor;
             d[i] = (char)(carry % 10);
             carry /= 10;
@@ -2093,7 +2097,7 @@ AMPI_FN int ampi_decimal(uint64_t magnitude, char d[AMPI_DIGITS], int* ones) {
 /* Rounds the lowest `drop` of `count` digits away; a tie goes to even. Returns how many digits
    there are then. */
 AMPI_FN int ampi_decimal_round(char d[AMPI_DIGITS], int count, int drop) {
-    int rest = 0, i;
+    int rest = 0, i;  /* rest: not 0 if any digit below the first one dropped is */
     if (drop <= 0) return count;
     for (i = 0; i < drop - 1; i++) rest |= d[i];
     int up = d[drop - 1] > 5 || (d[drop - 1] == 5 && (rest || d[drop] % 2));
@@ -2119,6 +2123,7 @@ AMPI_FN size_t ampi_write_unsigned(char* out, uint64_t value, unsigned base, siz
 /* x as by "%.<precision>g", or f, in the C locale. Returns the text's length. */
 AMPI_FN size_t ampi_write_float(char* out, double x, int precision, char kind) {
     const uint64_t bits = ampi_bits64_at(&x), magnitude = bits & ~((uint64_t)1 << 63);
+    /* Digits, the lowest first; d[ones] stands before the point, `decimals` of them behind it. */
     char d[AMPI_DIGITS], *at = out;
     int ones, exponent = 0, decimals = precision;
     if (bits != magnitude) *at++ = '-';
@@ -2133,10 +2138,13 @@ AMPI_FN size_t ampi_write_float(char* out, double x, int precision, char kind) {
         if (precision == 0) precision = 1;
         count = ampi_decimal_round(d, count, count - precision);
         if (count > 0) exponent = count - 1 - ones;
+        /* With an exponent the point stands behind the first digit. */
         if (exponent >= -4 && exponent < precision) exponent = 0;
         else ones = count - 1;
         for (decimals = ones; decimals > 0 && d[ones - decimals] == 0;) decimals--;
     }
+
+    /* Digits from the first one or the ones on; those that d lacks at its end are 0. */
     for (int i = count > ones ? count - 1 : ones; i >= ones - decimals; i--) {
         *at++ = (char)('0' + (i < 0 ? 0 : d[i]));
         if (i == ones && decimals > 0) *at++ = '.';
@@ -2184,11 +2192,13 @@ AMPI_FN size_t ampi_format(char* out, size_t size, const char* format, va_list* 
     char number[AMPI_DIGITS];
     size_t at = 0;
     for (;;) {
+        /* The text up to the next %, or to the end. */
         size_t n = strcspn(format, "%");
         ampi_append(out, size, &at, format, n);
         format += n;
         if (!*format) break;
 
+        /* %-<width>.<precision>ll<kind> */
         const int is_left = *++format == '-';
         format += is_left;
         const size_t width = (size_t)ampi_format_size(&format, args);
@@ -2199,6 +2209,7 @@ AMPI_FN size_t ampi_format(char* out, size_t size, const char* format, va_list* 
         format += 2 * is_long;
         const char kind = *format++, *text = number;
 
+        /* The argument as a text of n bytes. */
         n = 1;
         if (kind == 's') {
             text = va_arg(*args, const char*);
@@ -2210,6 +2221,7 @@ AMPI_FN size_t ampi_format(char* out, size_t size, const char* format, va_list* 
         else
             n = ampi_write_integer(number, args, is_long, kind, is_precise ? (size_t)precision : 1);
 
+        /* Spaces up to the width, before the text or behind it. */
         const size_t pad = width > n ? width - n : 0;
         if (!is_left) ampi_append(out, size, &at, NULL, pad);
         ampi_append(out, size, &at, text, n);
@@ -2346,11 +2358,11 @@ typedef struct ampi_argument {
 #define AMPI_FLAT(n) 1, (n), (n)  /* a vector or a packed tensor of n elements */
 
 /* Do two operands share a byte? Row j of q begins d + (j - i) * pitch bytes behind row i of p. They
-   meet if that is above -width[1] and below width[0]. Packed rows are one long row. Different
-   pitches count as apart. */
+   meet if that is above -width[1] and below width[0], width being a row's bytes. Packed rows are
+   one long row. Different pitches count as apart. */
 AMPI_FN int ampi_arguments_meet(const ampi_argument* p, const ampi_argument* q) {
     const int64_t d = (int64_t)((uint64_t)(uintptr_t)q->data - (uint64_t)(uintptr_t)p->data);
-    int64_t count[2], width[2], pitch = 1, t;
+    int64_t count[2], width[2], pitch = 1;  /* of p and q: rows, bytes of a row */
     for (int i = 0; i < 2; i++) {
         const ampi_argument* a = i ? q : p;
         const int64_t size = (int64_t)ampi_type_size(a->dtype);
@@ -2364,7 +2376,9 @@ AMPI_FN int ampi_arguments_meet(const ampi_argument* p, const ampi_argument* q) 
         if (pitch != 1 && pitch != step) return 0;
         pitch = step;
     }
-    t = 1 - count[0];  /* the first j - i that is far enough behind */
+
+    /* The least t = j - i with which a row of q ends behind the beginning of one of p. */
+    int64_t t = 1 - count[0];
     if (d + t * pitch <= -width[1]) t += (-width[1] - (d + t * pitch)) / pitch + 1;
     return t < count[1] && d + t * pitch < width[0];
 }
@@ -2372,12 +2386,11 @@ AMPI_FN int ampi_arguments_meet(const ampi_argument* p, const ampi_argument* q) 
 /* Refuses a call that would overwrite an operand it still needs. */
 AMPI_FN amp_result ampi_check_apart(const amp_logger* logger, const char* call,
         const ampi_argument* list, size_t count) {
-    size_t i, k;
-    for (i = 0; i < count; i++)
-        for (k = 0; k < count; k++) {
-            const ampi_argument *w = &list[i], *o = &list[k];
+    for (size_t i = 0; i < count; i++)
+        for (size_t k = 0; k < count; k++) {
+            const ampi_argument *w = &list[i], *o = &list[k];  /* written, other */
             const int one = (w->use & o->use & AMPI_SAME) && w->data == o->data
-                            && ampi_dtype_or_f32(w->dtype) == ampi_dtype_or_f32(o->dtype);
+                && ampi_dtype_or_f32(w->dtype) == ampi_dtype_or_f32(o->dtype);
             if (i == k || one || !(w->use & AMPI_OUT) || ((w->use | o->use) & AMPI_UNUSED))
                 continue;
             AMPI_REFUSE_CALL(w->data && o->data && ampi_arguments_meet(w, o), AMP_ERR_ARGUMENT,
@@ -3625,12 +3638,11 @@ AMPI_FN ampi_channels ampi_channels_of(const ampi_im2col* g) {
 
 /* Offsets in the padded image: kernel positions, then a row's pixels. */
 AMPI_FN void ampi_channels_table(const ampi_im2col* g, const ampi_channels* d, uint32_t* at) {
-    size_t h, w;
-    for (h = 0; h < g->h.kernel; h++)
-        for (w = 0; w < g->w.kernel; w++)
+    for (size_t h = 0; h < g->h.kernel; h++)
+        for (size_t w = 0; w < g->w.kernel; w++)
             *at++ = (uint32_t)((size_t)(g->h.first + (int)h * g->h.next - g->h.low) * d->pitch
                 + (size_t)(g->w.first + (int)w * g->w.next - g->w.low) * AMPI_LANES);
-    for (w = 0; w < g->w.count; w++) *at++ = (uint32_t)(w * (size_t)g->w.step * AMPI_LANES);
+    for (size_t w = 0; w < g->w.count; w++) *at++ = (uint32_t)(w * (size_t)g->w.step * AMPI_LANES);
 }
 
 /* An FP32 or low element, widened. */
@@ -3855,19 +3867,17 @@ AMPI_LANES_FN int AMPI_K(above_reg)(float32x4_t x, uint32_t limit) {
 /* A register of neighbours of type t, widened to FP32. */
 AMPI_LANES_FN float32x4_t AMPI_K(load_reg)(const void* p, amp_dtype t) {
     float wide[4];
-    int l;
     if (t == AMP_F32) return vld1q_f32((const float*)p);
     if (t == AMP_BF16) return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16((const uint16_t*)p), 16));
     /* whatever the processor's modes */
-    for (l = 0; l < 4; l++) wide[l] = ampi_element_f32(p, t, (size_t)l);
+    for (int l = 0; l < 4; l++) wide[l] = ampi_element_f32(p, t, (size_t)l);
     return vld1q_f32(wide);
 }
 
 /* Stores sixteen lanes in 16 bits, rounded to nearest even. */
 AMPI_LANES_FN void AMPI_K(store_low)(void* p, amp_dtype t, const float32x4_t* q) {
     float wide[16];
-    int i;
-    AMPI_UNROLL for (i = 0; i < 4; i++) {
+    AMPI_UNROLL for (int i = 0; i < 4; i++) {
         const uint32x4_t u = vreinterpretq_u32_f32(q[i]),
             odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
         const uint32x4_t rounded = vaddq_u32(vaddq_u32(u, odd), vdupq_n_u32(0x7fff));
@@ -3971,7 +3981,6 @@ AMPI_LANES_FN AMPI_V16 ampi_v_mul(AMPI_V16 x, AMPI_V16 y) {
 /* x * y + z in each lane, rounded once; with AMPI_OF_PAIRS two products of bfloat16 a lane are
    added to z. */
 AMPI_LANES_FN AMPI_V16 ampi_v_fma(int how, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) {
-    int i;
     (void)how;
 #ifdef AMPI_PASS_PAIRS
     if (how == AMPI_OF_PAIRS) {
@@ -3979,7 +3988,7 @@ AMPI_LANES_FN AMPI_V16 ampi_v_fma(int how, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) {
         return z;
     }
 #endif
-    AMPI_UNROLL for (i = 0; i < AMPI_REGISTERS; i++)
+    AMPI_UNROLL for (int i = 0; i < AMPI_REGISTERS; i++)
         z.q[i] = AMPI_K(fma_reg)(x.q[i], y.q[i], z.q[i]);
     return z;
 }
@@ -4004,18 +4013,17 @@ AMPI_LANES_FN void AMPI_K(store_reg)(float* p, AMPI_K(reg) x) { memcpy(p, &x, si
 
 /* Stores sixteen lanes as type t, rounded to nearest even. */
 AMPI_LANES_FN void ampi_v_store_typed(void* p, amp_dtype t, AMPI_V16 x) {
-    int i;
     if (t != AMP_F32) { AMPI_K(store_low)(p, t, x.q); return; }
-    AMPI_UNROLL for (i = 0; i < AMPI_REGISTERS; i++)
+    AMPI_UNROLL for (int i = 0; i < AMPI_REGISTERS; i++)
         AMPI_K(store_reg)((float*)p + i * AMPI_PASS_WIDTH, x.q[i]);
 }
 #else
 /* AMPI_EXACT: products are exact in FP32, so a multiply and an add round as an fma. */
 AMPI_LANES_FN AMPI_V16 ampi_v_fma(int how, AMPI_V16 x, AMPI_V16 y, AMPI_V16 z) {
-    int l;
-    if (how == AMPI_EXACT) for (l = 0; l < 16; l++) z.q[l] += x.q[l] * y.q[l];
-    else if (AMPI_FMA_NATIVE) for (l = 0; l < 16; l++) z.q[l] = ampi_fma(1, x.q[l], y.q[l], z.q[l]);
-    else for (l = 0; l < 16; l++) z.q[l] = ampi_fma_emulated(x.q[l], y.q[l], z.q[l]);
+    if (how == AMPI_EXACT) for (int l = 0; l < 16; l++) z.q[l] += x.q[l] * y.q[l];
+    else if (AMPI_FMA_NATIVE)
+        for (int l = 0; l < 16; l++) z.q[l] = ampi_fma(1, x.q[l], y.q[l], z.q[l]);
+    else for (int l = 0; l < 16; l++) z.q[l] = ampi_fma_emulated(x.q[l], y.q[l], z.q[l]);
     return z;
 }
 
@@ -4096,11 +4104,10 @@ AMPI_KERNEL_FN void AMPI_K(store_part)(void* p, amp_dtype t, AMPI_V16 x, size_t 
 AMPI_KERNEL_FN void ampi_v_transpose(float* dst, size_t ldd, const void* src, size_t step,
         amp_dtype t) {
     float rows[AMPI_LANES][AMPI_LANES];
-    size_t i, j;
-    for (i = 0; i < AMPI_LANES; i++)
+    for (size_t i = 0; i < AMPI_LANES; i++)
         ampi_v_store(rows[i], ampi_v_load_typed((const char*)src + i * step, t));
-    for (j = 0; j < AMPI_LANES; j++)
-        for (i = 0; i < AMPI_LANES; i++) dst[j * ldd + i] = rows[i][j];
+    for (size_t j = 0; j < AMPI_LANES; j++)
+        for (size_t i = 0; i < AMPI_LANES; i++) dst[j * ldd + i] = rows[i][j];
 }
 #endif
 #ifdef AMPI_PASS_PAIRS
@@ -4125,12 +4132,12 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(load_pairs)(const float* p) {
 AMPI_KERNEL_FN unsigned AMPI_K(least_exponent)(const uint16_t* x, size_t n) {
     uint16_t lanes[32], less;
     unsigned least = 0x7fff;
-    size_t i, l;
+    size_t i;
 
     /* The least magnitude, less 1: this turns zero into 0xffff, which is never the minimum. */
     memset(lanes, 0xff, sizeof lanes);
     for (i = 0; i + 32 <= n; i += 32)
-        for (l = 0; l < 32; l++) {
+        for (size_t l = 0; l < 32; l++) {
             less = (uint16_t)((x[i + l] & 0x7fffu) - 1u);
             lanes[l] = lanes[l] < less ? lanes[l] : less;
         }
@@ -4138,7 +4145,7 @@ AMPI_KERNEL_FN unsigned AMPI_K(least_exponent)(const uint16_t* x, size_t n) {
         less = (uint16_t)((x[i] & 0x7fffu) - 1u);
         if (less < least) least = less;
     }
-    for (l = 0; l < 32; l++) if (lanes[l] < least) least = lanes[l];
+    for (size_t l = 0; l < 32; l++) if (lanes[l] < least) least = lanes[l];
 
     return (least + 1u) >> 7;  /* the exponent field; 256 where `least` is as it began */
 }
@@ -4194,7 +4201,6 @@ AMPI_LANES_FN void AMPI_K(micro_tile)(int rows, int vectors, int pairs,
     const uint32_t* at = u->at;
     const size_t row_step = u->row_step, k_step = u->k_step, k = u->k, next = u->next;
     const int how = pairs ? AMPI_OF_PAIRS : AMPI_PASS_WIDTH == 1 && u->exact;
-    size_t p;
     int i, j;
 
     AMPI_UNROLL for (i = 0; i < rows; i++)
@@ -4202,7 +4208,7 @@ AMPI_LANES_FN void AMPI_K(micro_tile)(int rows, int vectors, int pairs,
             acc[i][j] = u->first ? ampi_v_zero() : ampi_v_load(u->sums + (size_t)i * u->ld
                 + next * (size_t)j);
 
-    for (p = 0; p < k; p++) {
+    for (size_t p = 0; p < k; p++) {
         const float* row = u->b + (at ? at[p] : p * AMPI_NR);
         AMPI_UNROLL for (i = 0; i < rows; i += 4)
             a[i / 4] = u->a + (size_t)i * row_step + p * k_step;
@@ -4231,8 +4237,8 @@ AMPI_INLINE size_t AMPI_K(tile_rows)(size_t left) {
 /* Loop 1: micro-tiles, one below another, until all rows have their sums. */
 AMPI_LANES_FN void AMPI_K(micro_rows)(size_t rows, int vectors, int pairs,
         const AMPI_MICRO_ARGS* args) {
-    size_t i, count;
-    for (i = 0; i < rows; i += count) {
+    size_t count;
+    for (size_t i = 0; i < rows; i += count) {
         AMPI_MICRO_ARGS u = *args;
         count = AMPI_K(tile_rows)(rows - i);
         u.sums += i * u.ld;
@@ -4262,17 +4268,16 @@ AMPI_TARGET_AMX AMPI_FN void AMPI_K(micro_amx)(size_t rows, int two, const AMPI_
     const ptrdiff_t ld = (ptrdiff_t)(u->ld * sizeof(float));
     const ptrdiff_t a_step = (ptrdiff_t)(u->row_step * sizeof(float));
     const ptrdiff_t b_step = (ptrdiff_t)(AMPI_NR * sizeof(float));
-    size_t i, p;
     AMPI_FORGET(u->a);  /* gcc does not know that tile loads read memory */
 
-    for (i = 0; i < rows; i += AMPI_LANES) {
+    for (size_t i = 0; i < rows; i += AMPI_LANES) {
         const float *a = u->a + i * u->row_step, *b = u->b;
         float* sums = u->sums + i * u->ld;
         _tile_zero(0); _tile_zero(1);
         if (!u->first) _tile_loadd(0, sums, ld);
         if (!u->first && two) _tile_loadd(1, sums + AMPI_LANES, ld);
 
-        for (p = 0; p < u->k; p += AMPI_LANES) {
+        for (size_t p = 0; p < u->k; p += AMPI_LANES) {
             _tile_loadd(2, a + p, a_step);
             _tile_loadd(3, b + p * AMPI_NR, b_step);
             _tile_dpbf16ps(0, 2, 3);
@@ -4326,12 +4331,11 @@ AMPI_LANES_FN void AMPI_K(margin)(float* dst, size_t count) {
 AMPI_PASS_TARGET AMPI_APART void AMPI_K(strided_row)(float* dst, const char* src, amp_dtype t,
         size_t step, size_t count) {
     float floats[4 * AMPI_LANES];
-    size_t i, l;
-    for (i = 0; i < count; i += AMPI_LANES) {
+    for (size_t i = 0; i < count; i += AMPI_LANES) {
         const size_t n = ampi_min_size(count - i, AMPI_LANES);
         const char* from = src + i * step * ampi_type_size(t);
         if (step <= 4) ampi_v_widen(floats, from, t, (n - 1) * step + 1);
-        for (l = 0; l < n; l++)
+        for (size_t l = 0; l < n; l++)
             dst[i + l] = step <= 4 ? floats[l * step] : ampi_element_f32(from, t, l * step);
     }
 }
@@ -4343,7 +4347,7 @@ AMPI_LANES_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t 
     const ampi_im2col* g = &v->image;
     const size_t size = ampi_type_size(v->dtype), inside = row->inside, behind = row->left + inside;
     const char* src;
-    size_t i, first;
+    size_t first;
     if (y < 0 || y >= g->h.size || inside == 0) {  /* the row is margin */
         AMPI_K(margin)(dst, row->count);
         return;
@@ -4358,7 +4362,7 @@ AMPI_LANES_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t 
     } else if (first + inside + AMPI_LANES > g->elements) {
         ampi_v_widen(dst, src, v->dtype, inside);
     } else {  /* whole vectors may be read, as the source has one more behind the row */
-        for (i = 0; i < inside; i += AMPI_LANES)
+        for (size_t i = 0; i < inside; i += AMPI_LANES)
             ampi_v_store(dst + i, ampi_v_load_typed(src + i * size, v->dtype));
     }
     AMPI_K(margin)(dst + inside, row->count - behind);
@@ -4408,11 +4412,10 @@ AMPI_KERNEL_FN void AMPI_K(pad_rows)(float* dst, uint32_t* at, const ampi_operan
     const size_t place_count = to - from + g->h.over * g->w.padded + g->w.over;
     /* An odd number of vectors from plane to plane: planes share no cache sets. */
     const size_t step = ((ampi_div_up(place_count, AMPI_LANES) + 1) | 1) * AMPI_LANES;
-    size_t channel, h, w;
     ampi_padded_table(g, step, first, rows, at);
-    for (channel = first / g->area; channel <= (first + rows - 1) / g->area; channel++)
-        for (h = 0; h < g->h.phases; h++)
-            for (w = 0; w < g->w.phases; w++, dst += step)
+    for (size_t channel = first / g->area; channel <= (first + rows - 1) / g->area; channel++)
+        for (size_t h = 0; h < g->h.phases; h++)
+            for (size_t w = 0; w < g->w.phases; w++, dst += step)
                 AMPI_K(pad)(dst, v, channel, h, w, from, place_count);
 }
 
@@ -4437,8 +4440,8 @@ AMPI_KERNEL_FN void AMPI_K(im2col_row)(float* dst, const ampi_operand* v, size_t
 AMPI_KERNEL_FN void AMPI_K(im2col_of_copy)(float* dst, size_t ld, const ampi_im2col* g,
         size_t rows, size_t column, size_t count, const float* copy, const uint32_t* at) {
     const size_t from = ampi_padded_place(g, column);
-    size_t i, r, y, x, height, width;
-    for (i = 0; i < count; i += height * width) {
+    size_t height, width;
+    for (size_t i = 0; i < count; i += height * width) {
         const size_t pixel = (column + i) % g->pixels, place = ampi_padded_place(g, column + i)
             - from;
         /* At once: part of a grid row, or all whole grid rows that follow in this image. */
@@ -4446,11 +4449,11 @@ AMPI_KERNEL_FN void AMPI_K(im2col_of_copy)(float* dst, size_t ld, const ampi_im2
         height = width < g->w.count ? 1 : ampi_min_size(g->h.count - pixel / g->w.count,
             (count - i) / width);
 
-        for (r = 0; r < rows; r++) {
+        for (size_t r = 0; r < rows; r++) {
             const float* src = copy + at[r] + place;
             float* to = dst + r * ld + i;
-            for (y = 0; y < height; y++, src += g->w.padded, to += width)
-                for (x = 0; x < width; x += AMPI_LANES)
+            for (size_t y = 0; y < height; y++, src += g->w.padded, to += width)
+                for (size_t x = 0; x < width; x += AMPI_LANES)
                     ampi_v_store(to + x, ampi_v_load(src + x));
         }
     }
@@ -4463,16 +4466,16 @@ AMPI_KERNEL_FN void AMPI_K(im2col)(float* dst, size_t ld, const ampi_operand* v,
         size_t rows, size_t column, size_t count, const ampi_pack_room* room) {
     const ampi_im2col* g = &v->image;
     uint32_t at[AMPI_KC];
-    size_t i, r, width;
+    size_t width;
     if (g->area > 1 && ampi_padded_floats(g, rows, count, room->floats) > 0) {
         AMPI_K(pad_rows)(room->padded, at, v, first, rows, column, count);
         AMPI_K(im2col_of_copy)(dst, ld, g, rows, column, count, room->padded, at);
         return;
     }
 
-    for (i = 0; i < count; i += width) {  /* grid row by grid row */
+    for (size_t i = 0; i < count; i += width) {  /* grid row by grid row */
         width = ampi_min_size(g->w.count - (column + i) % g->w.count, count - i);
-        for (r = 0; r < rows; r++)
+        for (size_t r = 0; r < rows; r++)
             AMPI_K(im2col_row)(dst + r * ld + i, v, first + r, column + i, width);
     }
 }
@@ -4484,8 +4487,8 @@ AMPI_KERNEL_FN void AMPI_K(window_values)(float* dst, float* rows, const ampi_wi
         const ampi_operand* v, size_t plane, int64_t y, const ampi_row_pixels* row, size_t first) {
     const ampi_im2col* g = &v->image;
     float block[AMPI_LANES][AMPI_LANES];  /* 16 columns of 16 values */
-    size_t e, i, x, n;
-    for (e = first; e < d->height; e += n) {
+    size_t i, n;
+    for (size_t e = first; e < d->height; e += n) {
         /* Up to 16 values of all columns, as rows. */
         n = ampi_min_size(d->height - e, AMPI_LANES);
         for (i = 0; i < n; i++)
@@ -4496,10 +4499,11 @@ AMPI_KERNEL_FN void AMPI_K(window_values)(float* dst, float* rows, const ampi_wi
            column; else by blocks. */
         if (n < AMPI_LANES) {
             for (i = 0; i < n; i++)
-                for (x = 0; x < row->count; x++) dst[x * d->height + e + i] = rows[i * d->ld + x];
+                for (size_t x = 0; x < row->count; x++)
+                    dst[x * d->height + e + i] = rows[i * d->ld + x];
             continue;
         }
-        for (x = 0; x < row->count; x += AMPI_LANES) {
+        for (size_t x = 0; x < row->count; x += AMPI_LANES) {
             ampi_v_transpose(block[0], AMPI_LANES, rows + x, d->ld * sizeof *rows, AMP_F32);
             for (i = 0; i < ampi_min_size(row->count - x, AMPI_LANES); i++)
                 ampi_v_store(dst + (x + i) * d->height + e, ampi_v_load(block[i]));
@@ -4517,8 +4521,8 @@ AMPI_KERNEL_FN void AMPI_K(read_windows)(float* scratch, const ampi_windows* d,
     const size_t whole_row = ((g->w.count - 1) * step + g->w.span + 1) * height;
     uint32_t* const at = (uint32_t*)(void*)scratch;
     float *const windows = scratch + d->first, *to = windows;
-    size_t p, i, x, e, pixels;
-    for (p = 0; p < k; p += pixels) {
+    size_t pixels;
+    for (size_t p = 0; p < k; p += pixels) {
         /* The next pixels of one grid row: their image, source row, and columns from `left` on. */
         const size_t pixel = (k0 + p) % g->pixels, image = (k0 + p) / g->pixels * g->image;
         const int64_t y = (int64_t)(pixel / g->w.count) * g->h.step + g->h.first;
@@ -4529,14 +4533,14 @@ AMPI_KERNEL_FN void AMPI_K(read_windows)(float* scratch, const ampi_windows* d,
         pixels = ampi_min_size(g->w.count - pixel % g->w.count, k - p);
         columns = ampi_row_pixels_of(g->w.size, left, 1, (pixels - 1) * step + g->w.span + 1);
 
-        for (i = 0; i < pixels; i++)
+        for (size_t i = 0; i < pixels; i++)
             at[p + i] = (uint32_t)((size_t)(to - windows) + i * step * height);
 
         /* The row above has the first values one kernel row, which is `channels` values, on. What
            whole vectors copy too much of is overwritten by the other values. */
         if (row_above) {
-            for (x = 0; x < columns.count; x++)
-                for (e = 0; e < d->reused; e += AMPI_LANES)
+            for (size_t x = 0; x < columns.count; x++)
+                for (size_t e = 0; e < d->reused; e += AMPI_LANES)
                     ampi_v_store(to + x * height + e, ampi_v_load(above + x * height + e));
         }
         AMPI_K(window_values)(to, scratch + d->rows, d, v, image, y, &columns,
@@ -4575,12 +4579,11 @@ AMPI_KERNEL_FN void AMPI_K(kernel_row)(float* dst, const ampi_operand* v, size_t
    row to row. */
 AMPI_KERNEL_FN void AMPI_K(rows)(float* dst, size_t ld, const ampi_operand* v, size_t first,
         size_t rows, size_t at, size_t count, const ampi_pack_room* room) {
-    size_t r;
     if (v->is_image) {
         AMPI_K(im2col)(dst, ld, v, first, rows, at, count, room);
         return;
     }
-    for (r = first; r < first + rows; r++, dst += ld) {
+    for (size_t r = first; r < first + rows; r++, dst += ld) {
         if (v->area) AMPI_K(kernel_row)(dst, v, r, at, count);
         else
             ampi_v_widen(dst, (const char*)v->data + (r * v->ld + at) * ampi_type_size(v->dtype),
@@ -4625,14 +4628,13 @@ AMPI_KERNEL_FN void AMPI_K(lanes_in)(float* dst, size_t ldd, const void* src, si
         amp_dtype t, size_t rows, size_t k, size_t readable) {
     const size_t size = ampi_type_size(t);
     float block[AMPI_LANES][AMPI_LANES];
-    size_t p, i;
-    for (p = 0; p < k; p += AMPI_LANES) {
+    for (size_t p = 0; p < k; p += AMPI_LANES) {
         const char* from = (const char*)src + p * size;
         if (rows == AMPI_LANES && readable - p >= AMPI_LANES) {
             ampi_v_transpose(dst + p * ldd, ldd, from, step, t);
             continue;
         }
-        for (i = 0; i < AMPI_LANES; i++)
+        for (size_t i = 0; i < AMPI_LANES; i++)
             ampi_v_store(block[i], i < rows ? ampi_v_load_any(from + i * step, t, k - p)
                 : ampi_v_zero());
         ampi_v_transpose(dst + p * ldd, ldd, block, sizeof block[0], AMP_F32);
@@ -4658,9 +4660,9 @@ AMPI_KERNEL_FN void AMPI_K(pack_columns)(const AMPI_LOOPS* q) {
     const ampi_operand* b = &q->s->b;
     const ampi_im2col* g = &b->image;
     const size_t step = b->is_image ? g->plane : b->ld;
-    size_t j, p, count;
-    for (j = 0; j < q->n; j += AMPI_LANES)
-        for (p = 0; p < q->k; p += count) {
+    size_t count;
+    for (size_t j = 0; j < q->n; j += AMPI_LANES)
+        for (size_t p = 0; p < q->k; p += count) {
             /* The elements of a column from k on, as far as they are neighbours: `count` from
                element `at` on. */
             const size_t columns = ampi_min_size(q->n - j, AMPI_LANES), k = q->k0 + p;
@@ -4681,10 +4683,9 @@ AMPI_KERNEL_FN void AMPI_K(pack_windows)(const AMPI_LOOPS* q) {
     const ampi_operand* b = &q->s->b;
     const ampi_pack_room* room = &q->room;
     const size_t ld = q->k + 2 * AMPI_PAD;
-    size_t j, i;
-    for (j = 0; j < q->n; j += AMPI_LANES) {
+    for (size_t j = 0; j < q->n; j += AMPI_LANES) {
         const size_t columns = ampi_min_size(q->n - j, AMPI_LANES);
-        for (i = 0; i < columns; i++) {
+        for (size_t i = 0; i < columns; i++) {
             const size_t row = ampi_window_row(&b->image, q->column + j + i);
             AMPI_K(im2col)(room->rows + i * ld, ld, b, row, 1, q->k0, q->k, room);
         }
@@ -4700,12 +4701,12 @@ AMPI_KERNEL_FN void AMPI_K(pack_im2col)(const AMPI_LOOPS* q) {
     const ampi_pack_room* room = &q->room;
     const size_t ld = q->n + 2 * AMPI_PAD, area = b->image.area;
     const size_t together = AMPI_LANES - (area < AMPI_LANES ? AMPI_LANES % area : 0);
-    size_t p, i, rows;
-    for (p = 0; p < q->k; p += rows) {
+    size_t rows;
+    for (size_t p = 0; p < q->k; p += rows) {
         /* up to the end of a channel, or of the whole channels that are taken together */
         rows = ampi_min_size(q->k - p, together - (q->k0 + p) % ampi_min_size(area, together));
         AMPI_K(im2col)(room->rows, ld, b, q->k0 + p, rows, q->column, q->n, room);
-        for (i = 0; i < rows; i++) AMPI_K(pack_row)(q, p + i, room->rows + i * ld, AMP_F32);
+        for (size_t i = 0; i < rows; i++) AMPI_K(pack_row)(q, p + i, room->rows + i * ld, AMP_F32);
     }
 }
 
@@ -4714,11 +4715,11 @@ AMPI_KERNEL_FN void AMPI_K(pack_im2col)(const AMPI_LOOPS* q) {
 AMPI_KERNEL_FN void AMPI_K(pack_a_panels)(const AMPI_LOOPS* q, AMPI_MICRO_ARGS* u, size_t i0,
         size_t m) {
     const ampi_operand* a = &q->s->a;
-    size_t i, p, rows;
+    size_t rows;
     u->row_step = 1;
     u->k_step = 0;  /* see micro_rows: the rows of each micro-panel */
-    for (p = 0; p < u->k; p++)
-        for (i = 0; i < m; i += rows) {
+    for (size_t p = 0; p < u->k; p++)
+        for (size_t i = 0; i < m; i += rows) {
             rows = AMPI_K(tile_rows)(m - i);
             ampi_v_store(q->a_block + i * (u->k + AMPI_PAD) + p * rows,
                 ampi_v_load_any(ampi_at(a->data, a->dtype, (q->k0 + p) * a->ld + i0 + i), a->dtype,
@@ -4753,10 +4754,9 @@ AMPI_KERNEL_FN void AMPI_K(pack_a)(const AMPI_LOOPS* q, AMPI_MICRO_ARGS* u, size
    of pairs. */
 AMPI_KERNEL_FN void AMPI_K(pair_rows)(float* x, size_t ld, size_t width, size_t k) {
     const size_t pairs = ampi_round_up((k + 1) / 2, AMPI_LANES);
-    size_t p, i;
-    for (p = k; p < 2 * pairs; p++) ampi_v_clear(x + p * ld, width);
-    for (p = 0; p < pairs; p++, x += ld)
-        for (i = 0; i < width; i += AMPI_LANES)
+    for (size_t p = k; p < 2 * pairs; p++) ampi_v_clear(x + p * ld, width);
+    for (size_t p = 0; p < pairs; p++, x += ld)
+        for (size_t i = 0; i < width; i += AMPI_LANES)
             ampi_v_store(x + i, AMPI_K(pair)(ampi_v_load(x + p * ld + i).q[0],
                 ampi_v_load(x + (p + 1) * ld + i).q[0]));
 }
@@ -4766,12 +4766,11 @@ AMPI_KERNEL_FN void AMPI_K(pair_rows)(float* x, size_t ld, size_t width, size_t 
 AMPI_KERNEL_FN void AMPI_K(pair_a)(const AMPI_LOOPS* q, AMPI_MICRO_ARGS* u, size_t m) {
     const size_t k = u->k, pairs = ampi_round_up((k + 1) / 2, AMPI_LANES), ld = u->k_step;
     float *x = q->a_block, *transposed = x + pairs * ld;
-    size_t p, i;
     u->k = pairs;
     if (u->k_step == 1) {
-        for (i = 0; i < m; i++, x += u->row_step) {
+        for (size_t i = 0; i < m; i++, x += u->row_step) {
             memset(x + k, 0, (2 * pairs - k) * sizeof *x);
-            for (p = 0; p < pairs; p += AMPI_LANES)
+            for (size_t p = 0; p < pairs; p += AMPI_LANES)
                 ampi_v_store(x + p, AMPI_K(load_pairs)(x + 2 * p));
         }
         return;
@@ -4783,8 +4782,8 @@ AMPI_KERNEL_FN void AMPI_K(pair_a)(const AMPI_LOOPS* q, AMPI_MICRO_ARGS* u, size
     u->a = transposed;
     u->k_step = 1;
     u->row_step = pairs + AMPI_PAD;
-    for (i = 0; i < m; i += AMPI_LANES)
-        for (p = 0; p < pairs; p += AMPI_LANES)
+    for (size_t i = 0; i < m; i += AMPI_LANES)
+        for (size_t p = 0; p < pairs; p += AMPI_LANES)
             ampi_v_transpose(transposed + i * u->row_step + p, u->row_step, x + p * ld + i,
                 ld * sizeof *x, AMP_F32);
 }
@@ -4805,10 +4804,10 @@ AMPI_LANES_FN void AMPI_K(store_plain)(char* to, amp_dtype t, const float* sums,
 /* The first `count` of 16 results, `step` elements apart. */
 AMPI_LANES_FN void AMPI_K(scatter)(char* to, amp_dtype t, size_t step, AMPI_V16 x, size_t count) {
     float lanes[AMPI_LANES];
-    size_t l;
     ampi_v_store_typed(lanes, t, x);
-    if (t == AMP_F32) for (l = 0; l < count; l++) memcpy(to + 4 * l * step, &lanes[l], 4);
-    else for (l = 0; l < count; l++) memcpy(to + 2 * l * step, (const char*)lanes + 2 * l, 2);
+    if (t == AMP_F32) for (size_t l = 0; l < count; l++) memcpy(to + 4 * l * step, &lanes[l], 4);
+    else for (size_t l = 0; l < count; l++)
+        memcpy(to + 2 * l * step, (const char*)lanes + 2 * l, 2);
 }
 
 /* n elements of C, from address `to` on and columns.next apart, become alpha * sum + beta * C +
@@ -4819,12 +4818,11 @@ AMPI_KERNEL_FN void AMPI_K(store_any_piece)(const ampi_epilogue* c, char* to, si
     const amp_dtype t = c->dtype;
     const size_t step = c->columns.next, size = ampi_type_size(t);
     float old[AMPI_LANES] = { 0 };
-    size_t i, l;
-    for (i = 0; i < n; i += AMPI_LANES, to += AMPI_LANES * step * size) {
+    for (size_t i = 0; i < n; i += AMPI_LANES, to += AMPI_LANES * step * size) {
         const size_t count = ampi_min_size(n - i, AMPI_LANES);
         AMPI_V16 x = ampi_v_mul(ampi_v_set1(c->alpha), ampi_v_load(sums + i));
         if (c->beta != 0.0f) {
-            for (l = 0; l < count; l++) old[l] = ampi_element_f32(to, t, l * step);
+            for (size_t l = 0; l < count; l++) old[l] = ampi_element_f32(to, t, l * step);
             x = ampi_v_fma(0, ampi_v_set1(c->beta), ampi_v_load(old), x);
         }
         if (c->bias && !c->bias_per_row)
@@ -4846,10 +4844,9 @@ AMPI_KERNEL_FN void AMPI_K(store_tile)(const ampi_epilogue* c, size_t i, size_t 
     const int plain = c->columns.next == 1 && c->beta == 0.0f && (!c->bias || row_bias);
     const AMPI_V16 alpha = ampi_v_set1(c->alpha);
     AMPI_V16 bias = ampi_v_set1(-0.0f);
-    size_t p;
     for (; m > 0; m--, i++, sums += ld) {
         if (row_bias) bias = ampi_v_set1(ampi_element_f32(c->bias, c->bias_dtype, i));
-        for (p = 0; p < count; p++) {
+        for (size_t p = 0; p < count; p++) {
             char* const to = (char*)c->data + (i * c->ld + pieces[p].at) * size;
             const float* from = sums + pieces[p].from;
             if (plain) AMPI_K(store_plain)(to, c->dtype, from, pieces[p].count, alpha, bias);
@@ -4915,7 +4912,6 @@ AMPI_KERNEL_FN void AMPI_K(loops_init)(AMPI_LOOPS* q, const ampi_product* s,
 AMPI_KERNEL_FN void AMPI_K(read_b)(const AMPI_LOOPS* q) {
     const ampi_operand* b = &q->s->b;
     const ampi_im2col* g = &b->image;
-    size_t p;
     if (q->b_form == AMPI_B_IN_ROWS || q->k == 0) return;  /* without k, B may be NULL */
 
     if (q->b_form == AMPI_B_IN_WINDOWS)
@@ -4928,7 +4924,7 @@ AMPI_KERNEL_FN void AMPI_K(read_b)(const AMPI_LOOPS* q) {
         AMPI_K(pack_windows)(q);
     else if (b->along_k) AMPI_K(pack_columns)(q);
     else {
-        for (p = 0; p < q->k; p++)
+        for (size_t p = 0; p < q->k; p++)
             AMPI_K(pack_row)(q, p, ampi_at(b->data, b->dtype, (q->k0 + p) * b->ld + q->column),
                 b->dtype);
     }
@@ -4948,22 +4944,21 @@ AMPI_KERNEL_FN void AMPI_K(few_rows)(const AMPI_LOOPS* q, size_t rows,
     const ampi_operand* b = &q->s->b;
     const size_t size = ampi_type_size(b->dtype);
     const int exact = AMPI_PASS_WIDTH == 1 && u->exact;
-    size_t p, i, j, r;
-    for (p = 0; p < u->k; p += together) {
+    for (size_t p = 0; p < u->k; p += together) {
         const size_t count = ampi_min_size(u->k - p, together);
-        for (j = 0; j < q->n; j += AMPI_LANES) {
+        for (size_t j = 0; j < q->n; j += AMPI_LANES) {
             /* Behind the last row of B that one is loaded again, but not added. */
             const char* from = (const char*)b->data + ((q->k0 + p) * b->ld + q->column + j) * size;
             AMPI_V16 x[together];
-            AMPI_UNROLL for (r = 0; r < together; r++)
+            AMPI_UNROLL for (size_t r = 0; r < together; r++)
                 x[r] = ampi_v_load_any(from + ampi_min_size(r, count - 1) * b->ld * size,
                     b->dtype, q->n - j);
 
-            for (i = 0; i < rows; i++) {
+            for (size_t i = 0; i < rows; i++) {
                 const float* a = u->a + i * u->row_step + p * u->k_step;
                 float* const sums = u->sums + i * u->ld + j;
                 AMPI_V16 sum = u->first && p == 0 ? ampi_v_zero() : ampi_v_load(sums);
-                AMPI_UNROLL for (r = 0; r < together; r++)
+                AMPI_UNROLL for (size_t r = 0; r < together; r++)
                     if (r < count)
                         sum = ampi_v_fma(exact, ampi_v_set1(a[r * u->k_step]), x[r], sum);
                 ampi_v_store(sums, sum);
@@ -5006,9 +5001,9 @@ AMPI_KERNEL_FN void AMPI_K(block_of_k)(const AMPI_LOOPS* q, size_t i0, size_t m)
     const ampi_product* s = q->s;
     const ampi_epilogue* c = &s->c;
     const int last = q->k0 + q->k == s->k;
-    size_t i, mc;
+    size_t mc;
     AMPI_K(read_b)(q);
-    for (i = 0; i < m; i += mc) {
+    for (size_t i = 0; i < m; i += mc) {
         float* const sums = q->sums + (q->sums_wait ? i * q->ld : 0);
         AMPI_MICRO_ARGS u;
         AMPI_CLEAR(u);
@@ -5038,11 +5033,10 @@ AMPI_KERNEL_FN void AMPI_K(block_of_k)(const AMPI_LOOPS* q, size_t i0, size_t m)
 AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* plan, size_t i0,
         size_t m, size_t j0, size_t n, float* scratch) {
     AMPI_LOOPS q;
-    size_t i, j;
     AMPI_K(loops_init)(&q, s, plan, m, n, scratch);
-    for (i = 0; i < m; i += plan->sum_rows) {
+    for (size_t i = 0; i < m; i += plan->sum_rows) {
         const size_t rows = ampi_min_size(m - i, plan->sum_rows);
-        for (j = 0; j < n; j += q.nc) {
+        for (size_t j = 0; j < n; j += q.nc) {
             q.column = j0 + j;
             q.n = ampi_min_size(n - j, q.nc);
             q.piece_count = ampi_pieces_of(q.pieces, &s->c.columns, q.column, q.n);
@@ -5057,19 +5051,6 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* plan
         }
     }
 }
-
-#if defined(AMPI_PASS_PAIRS) && AMPI_AMX
-/* Tile configuration of a thread (Intel SDM, LDTILECFG): palette 1, tiles of 16 x 64 bytes. */
-AMPI_TARGET_AMX AMPI_FN void AMPI_K(product_amx)(const ampi_product* s, const ampi_plan* b,
-        size_t i0, size_t m, size_t j0, size_t n, float* scratch) {
-    static const struct { uint8_t palette, start_row,
-        reserved[14]; uint16_t bytes[16]; uint8_t rows[16]; } c = {
-        1, 0, { 0 }, { 64, 64, 64, 64, 64 }, { 16, 16, 16, 16, 16 } };
-    _tile_loadconfig(&c);
-    AMPI_K(product)(s, b, i0, m, j0, n, scratch);
-    _tile_release();
-}
-#endif
 
 /* --- depthwise convolution --- */
 
@@ -5105,18 +5086,16 @@ AMPI_LANES_FN void AMPI_K(depthwise_tile)(int count, const float* f, const float
         const uint32_t* at, const uint32_t* step, size_t k, int first, float* sums) {
     AMPI_V16 acc[AMPI_MR];
     const float* from[AMPI_MR];
-    size_t p;
-    int i;
-    AMPI_UNROLL for (i = 0; i < count; i++) {
+    AMPI_UNROLL for (int i = 0; i < count; i++) {
         from[i] = x + at[i];
         acc[i] = first ? ampi_v_zero() : ampi_v_load(sums + AMPI_LANES * i);
     }
-    for (p = 0; p < k; p++) {
+    for (size_t p = 0; p < k; p++) {
         const AMPI_V16 factor = ampi_v_load(f + p * AMPI_LANES);
-        AMPI_UNROLL for (i = 0; i < count; i++)
+        AMPI_UNROLL for (int i = 0; i < count; i++)
             acc[i] = ampi_v_fma(0, factor, ampi_v_load(from[i] + step[p]), acc[i]);
     }
-    AMPI_UNROLL for (i = 0; i < count; i++) ampi_v_store(sums + AMPI_LANES * i, acc[i]);
+    AMPI_UNROLL for (int i = 0; i < count; i++) ampi_v_store(sums + AMPI_LANES * i, acc[i]);
 }
 
 /* The sums of depthwise_tile, any number of them, as many at a time as registers hold. For y these
@@ -5125,8 +5104,8 @@ AMPI_LANES_FN void AMPI_K(depthwise_tile)(int count, const float* f, const float
 AMPI_KERNEL_FN void AMPI_K(depthwise_row)(size_t count, const float* f, const float* x,
         const uint32_t* at, const uint32_t* step, size_t k, int first, float* sums) {
     enum { limit = AMPI_MR > 8 ? 9 : AMPI_MR > 4 ? 5 : 4 };
-    size_t i, n;
-    for (i = 0; i < count; i += n, at += n, sums += n * AMPI_LANES) {
+    size_t n;
+    for (size_t i = 0; i < count; i += n, at += n, sums += n * AMPI_LANES) {
         n = count - i >= limit ? limit : count - i >= 3 ? 3 : 1;
         if (n == limit) AMPI_K(depthwise_tile)(limit, f, x, at, step, k, first, sums);
         else if (n == 3) AMPI_K(depthwise_tile)(3, f, x, at, step, k, first, sums);
@@ -5165,7 +5144,6 @@ AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, siz
        fills y up to whole vectors. */
     float* const sums = dw ? w : pixels;
     const size_t results = dw ? g->area : g->pixels, zeros = dw ? 0 : results;
-    size_t n, y;
     ampi_channels_table(g, &d, kernel_at);
     ampi_v_clear(sums + zeros * AMPI_LANES,
         (ampi_round_up(results, AMPI_LANES) - zeros) * AMPI_LANES);
@@ -5173,7 +5151,7 @@ AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, siz
         AMPI_K(lanes_in)(w, AMPI_LANES, (const float*)s->a.data + channel * g->area,
             g->area * sizeof(float), AMP_F32, channels, g->area, g->area);
 
-    for (n = image; n < image + images; n++) {
+    for (size_t n = image; n < image + images; n++) {
         AMPI_K(pad_channels)(padded, &s->b, &d, n * g->image + channel * g->plane, channels);
         if (dw)
             AMPI_K(lanes_in)(pixels, AMPI_LANES,
@@ -5181,7 +5159,7 @@ AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, siz
                 dy->plane * ampi_type_size(s->a.dtype), s->a.dtype, channels, dy->pixels,
                 dy->pixels);
 
-        for (y = 0; y < g->h.count; y++) {
+        for (size_t y = 0; y < g->h.count; y++) {
             const float* x = padded + y * (size_t)g->h.step * d.pitch;
             float* const row = pixels + y * cols * AMPI_LANES;
             if (dw) AMPI_K(depthwise_row)(g->area, row, x, kernel_at, pixels_at, cols, 0, w);
@@ -5200,10 +5178,9 @@ AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, siz
 AMPI_KERNEL_FN void AMPI_K(column_sums)(float* sums, const void* x, amp_dtype t, size_t ld,
         size_t rows, size_t width) {
     const size_t size = ampi_type_size(t);
-    size_t i, j;
-    for (j = 0; j < width; j += AMPI_LANES) {
+    for (size_t j = 0; j < width; j += AMPI_LANES) {
         AMPI_V16 sum = ampi_v_load(sums + j);
-        for (i = 0; i < rows; i++)
+        for (size_t i = 0; i < rows; i++)
             sum = ampi_v_add(sum, ampi_v_load_any((const char*)x + (i * ld + j) * size, t,
                 width - j));
         ampi_v_store(sums + j, sum);
@@ -5350,11 +5327,11 @@ AMPI_LANES_FN void AMPI_K(squares_typed)(double* sum, const void* x, amp_dtype t
     uint32_t rest[lanes] = { 0 };
     double all[lanes] = { 0 }, tree[AMPI_LANES];
     AMPI_K(doubles) sums[lanes / width];
-    size_t i, l;
+    size_t l;
 
     /* Of bfloat16 register 2l takes the even ones of 2 * width elements, 2l + 1 the odd ones. */
     memcpy(sums, all, sizeof sums);
-    for (i = 0; i < n; i += lanes) {
+    for (size_t i = 0; i < n; i += lanes) {
         const char* from = (const char*)x + i * size;
         AMPI_FETCH(from, AMPI_AHEAD_BYTES);
         AMPI_FETCH(from, AMPI_AHEAD_BYTES + AMPI_LANES * size);
@@ -5388,11 +5365,10 @@ AMPI_KERNEL_FN void AMPI_K(lanes_out)(void* x, amp_dtype t, size_t step, const f
         size_t rows, size_t n) {
     const size_t size = t == AMP_F32 ? 4 : 2;
     float block[AMPI_LANES][AMPI_LANES], last[AMPI_LANES * AMPI_LANES] = { 0 };
-    size_t i, l;
-    for (i = 0; i < n; i += AMPI_LANES, tile += AMPI_LANES * AMPI_LANES) {
+    for (size_t i = 0; i < n; i += AMPI_LANES, tile += AMPI_LANES * AMPI_LANES) {
         if (n - i < AMPI_LANES) tile = (const float*)memcpy(last, tile, (n - i) * sizeof block[0]);
         ampi_v_transpose(block[0], AMPI_LANES, tile, sizeof block[0], AMP_F32);
-        for (l = 0; l < rows; l++)
+        for (size_t l = 0; l < rows; l++)
             ampi_v_store_any((char*)x + l * step + i * size, t,
                 ampi_v_quiet(ampi_v_load(block[l]), 0), n - i);
     }
@@ -5593,15 +5569,16 @@ AMPI_FN size_t ampi_convert_blocks(const ampi_convert_job* job) {
     return 0;
 }
 
-/* Refuses types, shapes and overlaps that a conversion does not take. n wraps only for inputs that
-   are refused before it is used. */
+/* Refuses types, shapes and overlaps that a conversion does not take. n, the elements from the
+   first to the last, wraps only for inputs that are refused before it is used. */
 AMPI_FN amp_result ampi_convert_check(const ampi_convert_job* job, size_t dst_ld, size_t src_ld,
         size_t rows, size_t cols) {
     const amp_logger* logger = job->desc.logger;
-    const size_t to = job->to, from = job->from, limit = SIZE_MAX / 16, largest = to > from ? to
-        : from;
-    const size_t ld = dst_ld > src_ld ? dst_ld : src_ld, n = (rows - 1) * ld + cols;
+    const size_t to = job->to, from = job->from, largest = ampi_max_size(to, from);
+    const size_t ld = ampi_max_size(dst_ld, src_ld), n = (rows - 1) * ld + cols;
     const uintptr_t d = (uintptr_t)job->dst, s = (uintptr_t)job->src;
+
+    /* settings */
     AMPI_REFUSE_CALL(to == 0 || from == 0, AMP_ERR_DTYPE,
         "amp_convert: %s_dtype %d is not a data type", to ? "src" : "dst",
         (int)(to ? job->src_dtype : job->dst_dtype));
@@ -5611,8 +5588,10 @@ AMPI_FN amp_result ampi_convert_check(const ampi_convert_job* job, size_t dst_ld
     AMPI_REFUSE_CALL(stochastic && to != 2, AMP_ERR_DESC,
         "amp_convert: stochastic rounding is to f16 or bf16, not to %s",
         amp_dtype_name(job->dst_dtype));
+
+    /* arrays */
     if (rows == 0 || cols == 0) return AMP_OK;
-    AMPI_REFUSE_CALL(dst_ld < cols || src_ld < cols || (rows > 1 && ld > limit / rows),
+    AMPI_REFUSE_CALL(dst_ld < cols || src_ld < cols || (rows > 1 && ld > SIZE_MAX / 16 / rows),
         AMP_ERR_ARGUMENT,
         "amp_convert_rows: %llu rows of %llu elements do not fit a dst_ld of %llu or a src_ld of "
         "%llu", (ampi_ull)rows, (ampi_ull)cols, (ampi_ull)dst_ld, (ampi_ull)src_ld);
@@ -5621,6 +5600,8 @@ AMPI_FN amp_result ampi_convert_check(const ampi_convert_job* job, size_t dst_ld
     AMPI_REFUSE_CALL(n > (SIZE_MAX >> 1) / largest, AMP_ERR_ARGUMENT,
         "amp_convert: no memory holds %lld elements of %lld bytes", ampi_shown(n),
         ampi_shown(largest));
+
+    /* In place, rows must lie on the rows they come from; else arrays lie apart. */
     AMPI_REFUSE_CALL(d != s && d < s + ((rows - 1) * src_ld + cols) * from
         && s < d + ((rows - 1) * dst_ld + cols) * to, AMP_ERR_ARGUMENT,
         "amp_convert: dst and src overlap, %llu bytes apart; only dst == src is allowed",
@@ -5637,18 +5618,21 @@ AMP_DEF amp_result amp_convert_rows(amp_ref dst, size_t dst_ld, amp_ref src, siz
     ampi_convert_job job = ampi_convert_job_of(dst, src, desc);
     const int masked = job.desc.saturate || job.desc.mask_exceptions;
     fenv_t floats;
-    size_t i, clamped = 0;
+    size_t clamped = 0;
     AMPI_TRY(ampi_convert_check(&job, dst_ld, src_ld, rows, cols));
-    if (cols > 0 && dst_ld == cols && src_ld == cols) { cols *= rows; rows = rows > 0; }
+    if (dst_ld == cols && src_ld == cols) {  /* one row holds all elements */
+        cols *= rows;
+        rows = 1;
+    }
     job.n = cols;
     job.block = dst.data == src.data ? AMPI_CONVERT_TILE : AMPI_CONVERT_BLOCK;
+
     if (masked) feholdexcept(&floats);
-    if (cols > 0) {
-        for (i = 0; i < rows; i++, job.desc.offset += cols) {
-            job.dst = (char*)dst.data + i * dst_ld * job.to;
-            job.src = (const char*)src.data + i * src_ld * job.from;
-            clamped += ampi_convert_blocks(&job);
-        }
+    if (cols == 0) rows = 0;
+    for (size_t i = 0; i < rows; i++, job.desc.offset += cols) {
+        job.dst = (char*)dst.data + i * dst_ld * job.to;
+        job.src = (const char*)src.data + i * src_ld * job.from;
+        clamped += ampi_convert_blocks(&job);
     }
     if (masked) fesetenv(&floats);
     if (job.desc.saturated) *job.desc.saturated += clamped;
@@ -5742,24 +5726,29 @@ typedef struct ampi_chunk {
 
 typedef void (*ampi_chunk_fn)(void* context, ampi_chunk* chunk);
 
-/* work(context, chunk) for each chunk; then combine, if given, in order. Empty tensors have no
-   chunk. */
+/* work(context, chunk) for each chunk of the list; then combine, if given, in order. Empty tensors
+   have no chunk. */
 AMPI_FN void ampi_each_chunk(const ampi_tensors* t, ampi_chunk_fn work, ampi_chunk_fn combine,
         void* context) {
     ampi_chunk wave[AMPI_WAVE];
-    size_t offset = 0, elements;
-    int64_t n;
+    size_t offset = 0;  /* where the next chunk begins: at this element of this tensor */
     int tensor = 0;
     while (tensor < t->count) {
-        for (n = 0, elements = 0; n < AMPI_WAVE && tensor < t->count;) {
-            const size_t left = t->at(t->list, tensor).count - offset;
-            const ampi_chunk chunk = { tensor, offset, ampi_min_size(left, AMPI_CHUNK), 0, 0, 0, 0,
-                0, 0, 0 };
-            if (left == 0) { tensor++; offset = 0; continue; }
-            wave[n++] = chunk;
-            offset += chunk.n;
-            elements += chunk.n;
+        /* the next wave */
+        size_t elements = 0;
+        int64_t n = 0;
+        while (n < AMPI_WAVE && tensor < t->count) {
+            ampi_chunk* const c = &wave[n];
+            AMPI_CLEAR(*c);
+            c->tensor = tensor;
+            c->offset = offset;
+            c->n = ampi_min_size(t->at(t->list, tensor).count - offset, AMPI_CHUNK);
+            offset += c->n;
+            elements += c->n;
+            if (c->n > 0) n++;
+            else { tensor++; offset = 0; }  /* this tensor has no more elements */
         }
+
         AMPI_PARALLEL_FOR(elements > 2 * AMPI_CHUNK, for (int64_t i = 0; i < n; i++) work(context,
             &wave[i]));
         if (combine)
@@ -5940,25 +5929,30 @@ AMPI_FN int ampi_exponent(uint64_t magnitude) {
     return e;
 }
 
-/* Counts one element. Rounding to the target decides on underflow and overflow. */
+/* Counts element x of type `dtype`. Rounding to the target decides on underflow and overflow. */
 AMPI_FN void ampi_stats_add(amp_stats* s, double x, amp_dtype dtype, amp_dtype target) {
     const uint64_t a = ampi_magnitude64(x);
     if (a == 0) { s->zeros++; return; }
     if (a > AMPI_INF64) { s->nans++; return; }
     if (a == AMPI_INF64) { s->infs++; return; }
+
+    /* By its binary exponent e: bins, those at both ends for all beyond. */
+    const int e = ampi_exponent(a), bin = e - AMP_STATS_MIN_EXPONENT;
+    s->histogram[bin < 0 ? 0 : bin >= AMP_STATS_BINS ? AMP_STATS_BINS - 1 : bin]++;
+    if (e < ampi_ranges[dtype].min_exponent) s->subnormals++;
+
+    /* as it would be stored */
     const uint64_t rounded = ampi_magnitude64(
         target == AMP_F16 ? amp_half_to_double(amp_half_from_double(x))
         : target == AMP_BF16 ? amp_bfloat16_to_double(amp_bfloat16_from_double(x))
         : (double)(float)x);
-    const int e = ampi_exponent(a), bin = e - AMP_STATS_MIN_EXPONENT;
-    float f = e < -149 ? 0.0f : e > 127 ? AMPI_FLT_MAX : (float)ampi_double(a);
-    /* finite and not zero */
-    f = f < ampi_float(1) ? ampi_float(1) : f > AMPI_FLT_MAX ? AMPI_FLT_MAX : f;
-    if (e < ampi_ranges[dtype].min_exponent) s->subnormals++;
     if (rounded == 0) s->would_underflow++;
     else if (rounded == AMPI_INF64) s->would_overflow++;
     else if (ampi_exponent(rounded) < ampi_ranges[target].min_exponent) s->would_be_subnormal++;
-    s->histogram[bin < 0 ? 0 : bin >= AMP_STATS_BINS ? AMP_STATS_BINS - 1 : bin]++;
+
+    /* The magnitude as a float that is finite and not zero: its least one is ampi_float(1). */
+    float f = e < -149 ? 0.0f : e > 127 ? AMPI_FLT_MAX : (float)ampi_double(a);
+    f = f < ampi_float(1) ? ampi_float(1) : f > AMPI_FLT_MAX ? AMPI_FLT_MAX : f;
     if (s->largest == 0.0f || f > s->largest) s->largest = f;
     if (s->smallest == 0.0f || f < s->smallest) s->smallest = f;
 }
@@ -5986,6 +5980,7 @@ AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dt
     if (ampi_type_size(dtype) == 0 || !ampi_is_compute_dtype(target)) return AMP_ERR_DTYPE;
     if (!add) AMPI_CLEAR(*out);
     out->count += n;
+
     feholdexcept(&floats);
     for (size_t at = 0; at < n; at += AMPI_BLOCK) {
         const size_t k = ampi_min_size(n - at, AMPI_BLOCK);
@@ -6038,25 +6033,30 @@ AMPI_FN size_t ampi_gemm_threads(size_t m, size_t n, size_t k) {
     return a * b * c + 4.0 * (a * b + b * c + a * c) < 1e6 ? 1 : ampi_threads();
 }
 
-/* Blocks for a share of m x n. Each cut about halves mc, nc and kc, and quarters sum_rows. Blocks
-   of k are about equally deep, in whole vectors of pairs. Scratch memory: a panel of A; a block of
-   B (kc + 1: panels share no cache sets), unless B is read in place; 16 rows; a padded copy or
-   windows, if at most twice that block; sums, with 16 rows behind for the matrix unit, and a
-   vector. */
+/* Blocks for a share of m rows, n columns of C. Each cut about halves mc, nc and kc, and quarters
+   sum_rows. */
 AMPI_FN void ampi_plan_blocks(ampi_plan* p, const ampi_kernels* g, const ampi_product* s, size_t m,
         size_t n, int cut) {
-    const size_t kc = ampi_max_size((size_t)AMPI_KC >> cut, 32),
-        nc = ampi_max_size((g->nc >> cut) / g->nr, 1) * g->nr;
-    const size_t mc = ampi_round_up((size_t)AMPI_MC >> cut, AMPI_LANES);
     const ampi_operand* b = &s->b;
+    /* The largest blocks. */
+    const size_t mc = ampi_round_up((size_t)AMPI_MC >> cut, AMPI_LANES);
+    const size_t nc = ampi_max_size((g->nc >> cut) / g->nr, 1) * g->nr;
+    const size_t kc = ampi_max_size((size_t)AMPI_KC >> cut, 32);
+
+    /* Blocks of k, in whole vectors of pairs, and of columns, in whole micro-tiles, are about equal
+       to each other. */
     p->kc = ampi_round_up(ampi_div_up(ampi_max_size(s->k, 1), ampi_div_up(s->k, kc)),
         2 * AMPI_LANES);
     p->nc = ampi_round_up(ampi_div_up(n, ampi_div_up(n, nc)), g->nr);
     p->mc = ampi_min_size(m, mc);
     p->sum_rows = s->k <= p->kc ? m : ampi_min_size(m,
         ampi_max_size((size_t)AMPI_SUM_ROWS >> 2 * cut, mc));
-    p->rows = AMPI_LANES * (ampi_max_size(p->kc, b->is_image ? p->nc : 0) + 2 * AMPI_PAD);
+
+    /* Scratch memory for B: a packed block (kc + 1: panels share no cache sets), unless B is read
+       in place; 16 rows along k or, of an im2col matrix, along columns; a padded copy or windows,
+       if at most twice that block. */
     p->packed = (p->kc + 1) * p->nc;
+    p->rows = AMPI_LANES * (ampi_max_size(p->kc, b->is_image ? p->nc : 0) + 2 * AMPI_PAD);
     p->padded = 0;
     if (b->image.in_place && b->along_k) {
         p->windows = ampi_windows_of(&b->image, p->kc);
@@ -6064,13 +6064,15 @@ AMPI_FN void ampi_plan_blocks(ampi_plan* p, const ampi_kernels* g, const ampi_pr
     } else if (b->is_image && !b->along_k)
         p->padded = ampi_padded_floats(&b->image, p->kc, p->nc, 2 * p->packed);
     if (b->image.in_place && p->padded > 0) p->packed = 0;
+
+    /* All of it: a panel of A; B; sums, with 16 rows behind for the matrix unit; a vector. */
     p->floats = (p->mc + 2 * AMPI_PAD) * (p->kc + 2 * AMPI_PAD) + p->packed + p->rows + p->padded
-                + ((s->k > p->kc ? p->sum_rows : p->mc) + AMPI_LANES) * (p->nc + AMPI_PAD)
-                    + AMPI_LANES;
+        + ((s->k > p->kc ? p->sum_rows : p->mc) + AMPI_LANES) * (p->nc + AMPI_PAD) + AMPI_LANES;
 }
 
-/* A product's plan: the largest blocks whose shares fit `room` floats or, from two cuts on, each
-   its stack. The least blocks (32 deep, 16 rows, nr columns) fit the stack, so the loop ends. */
+/* A product's plan: the largest blocks whose shares fit `room` floats together or, from two cuts
+   on, each its stack. The least blocks (32 deep, 16 rows, nr columns) fit the stack, so the loop
+   ends. */
 AMPI_FN ampi_plan ampi_plan_of(const ampi_kernels* g, const ampi_product* s, size_t room) {
     const size_t rows = ampi_div_up(s->m, g->mr), columns = ampi_div_up(s->n, g->nr);
     ampi_plan p;
@@ -6080,7 +6082,8 @@ AMPI_FN ampi_plan ampi_plan_of(const ampi_kernels* g, const ampi_product* s, siz
     p.unit = p.by_rows ? g->mr : g->nr;
     p.units = p.by_rows ? rows : columns;
     p.shares = ampi_min_size(ampi_gemm_threads(s->m, s->n, s->k), p.units);
-    size_t each = ampi_div_up(p.units, p.shares) * p.unit;
+
+    const size_t each = ampi_div_up(p.units, p.shares) * p.unit;  /* the largest share */
     do ampi_plan_blocks(&p, g, s, p.by_rows ? ampi_min_size(s->m, each) : s->m,
         p.by_rows ? s->n : ampi_min_size(s->n, each), cut);
     while (p.shares * p.floats > room && (cut++ < 2 || p.floats > AMPI_STACK_FLOATS));
@@ -6105,20 +6108,35 @@ AMPI_FN unsigned ampi_operand_exponent(const ampi_kernels* g, const ampi_operand
    factors, all sums of products are multiples of 2^(a + b - 268); of at least 2^-126 none is
    subnormal. */
 AMPI_FN int ampi_gemm_form(const ampi_kernels* g, const ampi_product* s, const amp_exec* exec) {
-    const int matrices = !s->a.is_image && !s->b.is_image && !s->a.area;
-    if (!matrices && (!s->b.is_image || s->b.image.in_place || s->b.along_k || s->a.area
-        || s->m <= AMPI_PAIRED_ROWS))
-        return AMPI_FP32;
-    if (s->a.dtype != AMP_BF16 || s->b.dtype != AMP_BF16 || s->m < 16 || s->n < 16 || s->k < 32)
+    const ampi_operand *a = &s->a, *b = &s->b;
+    const int matrices = !a->is_image && !b->is_image && !a->area;
+    const int packed_image = b->is_image && !b->image.in_place && !b->along_k && !a->area
+        && s->m > AMPI_PAIRED_ROWS;
+    if (!(matrices || packed_image) || a->dtype != AMP_BF16 || b->dtype != AMP_BF16
+        || s->m < 16 || s->n < 16 || s->k < 32)
         return AMPI_FP32;
     if (matrices && exec && exec->sums == AMP_SUMS_FAST && ampi_amx(1)) return AMPI_AMX_PAIRS;
     if (!AMPI_IN_PAIRS) return AMPI_FP32;
-    const unsigned a = ampi_operand_exponent(g, &s->a, s->a.along_k ? s->m : s->k,
-        s->a.along_k ? s->k : s->m);
-    const unsigned b = ampi_operand_exponent(g, &s->b, s->b.along_k ? s->n : s->k,
-        s->b.along_k ? s->k : s->n);
-    return a >= 1 && b >= 1 && a + b >= 142 ? AMPI_PAIRS_OF_BF16 : AMPI_FP32;
+
+    const unsigned a_least = ampi_operand_exponent(g, a, a->along_k ? s->m : s->k,
+        a->along_k ? s->k : s->m);
+    const unsigned b_least = ampi_operand_exponent(g, b, b->along_k ? s->n : s->k,
+        b->along_k ? s->k : s->n);
+    return a_least >= 1 && b_least >= 1 && a_least + b_least >= 268 - 126 ? AMPI_PAIRS_OF_BF16
+        : AMPI_FP32;
 }
+
+#if AMPI_AMX
+/* Gives a thread's tiles their form (Intel SDM, LDTILECFG): palette 1, 16 rows of 64 bytes. */
+AMPI_TARGET_AMX AMPI_FN void ampi_amx_begin(void) {
+    static const struct { uint8_t palette, start_row,
+        reserved[14]; uint16_t bytes[16]; uint8_t rows[16]; } c = {
+        1, 0, { 0 }, { 64, 64, 64, 64, 64 }, { 16, 16, 16, 16, 16 } };
+    _tile_loadconfig(&c);
+}
+
+AMPI_TARGET_AMX AMPI_FN void ampi_amx_end(void) { _tile_release(); }
+#endif
 
 /* One share, in p->floats of scratch memory; 16 more align them on the stack. */
 AMPI_FN void ampi_share_run(const ampi_kernels* g, const ampi_product* s, const ampi_plan* p,
@@ -6126,13 +6144,14 @@ AMPI_FN void ampi_share_run(const ampi_kernels* g, const ampi_product* s, const 
     const size_t from = ampi_share(p->units, p->shares, share) * p->unit;
     const size_t to = ampi_min_size(ampi_share(p->units, p->shares, share + 1) * p->unit,
         p->by_rows ? s->m : s->n);
-    void (*product)(const ampi_product*, const ampi_plan*, size_t, size_t, size_t, size_t,
-        float*) = g->product;
 #if AMPI_AMX
-    if (s->form == AMPI_AMX_PAIRS) product = ampi_product_amx_avx512;
+    if (s->form == AMPI_AMX_PAIRS) ampi_amx_begin();
 #endif
-    if (p->by_rows) product(s, p, from, to - from, 0, s->n, scratch);
-    else product(s, p, 0, s->m, from, to - from, scratch);
+    if (p->by_rows) g->product(s, p, from, to - from, 0, s->n, scratch);
+    else g->product(s, p, 0, s->m, from, to - from, scratch);
+#if AMPI_AMX
+    if (s->form == AMPI_AMX_PAIRS) ampi_amx_end();
+#endif
     ampi_kernels_end();
 }
 
@@ -6242,42 +6261,27 @@ AMPI_FN ampi_argument ampi_series_at(const ampi_argument* first, size_t stride, 
     return x;
 }
 
-/* Elements from the first to the last of a matrix. */
-AMPI_FN size_t ampi_matrix_reach(const ampi_argument* p) {
-    return p->rows > 0 && p->cols > 0 ? (p->rows - 1) * p->ld + p->cols : 0;
-}
-
 /* The bytes from a batch's first to its last matrix, count >= 1. */
 AMPI_FN ampi_array ampi_series_span(const ampi_argument* p, size_t stride, size_t count) {
-    const size_t reach = ampi_matrix_reach(p), elements = reach > 0 ? (count - 1) * stride + reach
-        : 0;
+    const size_t elements = p->rows > 0 && p->cols > 0
+        ? (count - 1) * stride + (p->rows - 1) * p->ld + p->cols : 0;
     return ampi_array_of(p->data, elements * ampi_type_size(p->dtype), 0);
 }
 
-/* Do matrices of two batches share a byte? */
+/* Does a matrix of one batch share a byte with one of another? Each has `count` or, with stride 0,
+   one. */
 AMPI_FN int ampi_series_meet(const ampi_argument* p, size_t p_stride, const ampi_argument* q,
         size_t q_stride, size_t count) {
     const ampi_array a = ampi_series_span(p, p_stride, count),
         b = ampi_series_span(q, q_stride, count);
     const size_t p_count = p_stride ? count : 1, q_count = q_stride ? count : 1;
-    size_t i, k;
     if (a.from >= b.to || b.from >= a.to) return 0;
-    for (i = 0; i < p_count; i++)
-        for (k = 0; k < q_count; k++) {
+    for (size_t i = 0; i < p_count; i++)
+        for (size_t k = 0; k < q_count; k++) {
             const ampi_argument x = ampi_series_at(p, p_stride, i),
                 y = ampi_series_at(q, q_stride, k);
             if (ampi_arguments_meet(&x, &y)) return 1;
         }
-    return 0;
-}
-
-/* Do matrices of a batch share a byte? Only distances matter: the first one stands for all. */
-AMPI_FN int ampi_series_meets_itself(const ampi_argument* p, size_t stride, size_t count) {
-    const size_t reach = ampi_matrix_reach(p);
-    for (size_t i = 1; i < count && i * stride < reach; i++) {
-        const ampi_argument x = ampi_series_at(p, stride, i);
-        if (ampi_arguments_meet(p, &x)) return 1;
-    }
     return 0;
 }
 
@@ -6299,7 +6303,10 @@ AMPI_FN amp_result ampi_check_batched(const amp_logger* logger, const char* call
     for (int i = 0; i < 3; i++)
         AMPI_TRY(ampi_check_stride(logger, call, list[i].name, s->batch, strides[i]));
     if (s->batch == 1 || s->m == 0 || s->n == 0) return AMP_OK;
-    AMPI_REFUSE_CALL(ampi_series_meets_itself(c, s->c_stride, s->batch), AMP_ERR_ARGUMENT,
+
+    /* Matrices of c are equally far apart: those that the first one does not meet do not meet. */
+    const ampi_argument second = ampi_series_at(c, s->c_stride, 1);
+    AMPI_REFUSE_CALL(ampi_series_meet(c, 0, &second, s->c_stride, s->batch - 1), AMP_ERR_ARGUMENT,
         "%s: c_stride is %lld, matrices of c overlap", call, ampi_shown(s->c_stride));
     AMPI_REFUSE_CALL(ampi_series_meet(a, s->a_stride, c, s->c_stride, s->batch)
         || ampi_series_meet(b, s->b_stride, c, s->c_stride, s->batch), AMP_ERR_ARGUMENT,
@@ -6315,21 +6322,26 @@ AMPI_FN amp_result ampi_gemm_product(ampi_product* p, amp_gemm_shape* s, const a
     AMPI_REFUSE_CALL(!shape, AMP_ERR_ARGUMENT, "%s: the shape is NULL", call);
     *s = *shape;
     const int ta = s->trans_a == AMP_TRANS, tb = s->trans_b == AMP_TRANS;
-    if (s->lda == 0) s->lda = ta ? s->m : s->k;
-    if (s->ldb == 0) s->ldb = tb ? s->k : s->n;
-    if (s->ldc == 0) s->ldc = s->n;
-    if (s->batch == 0) s->batch = 1;
     AMPI_REFUSE_CALL((!ta && s->trans_a != AMP_NO_TRANS) || (!tb && s->trans_b != AMP_NO_TRANS),
         AMP_ERR_ARGUMENT, "%s: trans_a is %d, trans_b is %d; they must be 0 or 1", call,
         (int)s->trans_a, (int)s->trans_b);
-    const ampi_argument list[] = { { "a", a.data, a.dtype, AMPI_IN, ta ? s->k : s->m,
-                                   ta ? s->m : s->k, s->lda }, { "b", b.data, b.dtype, AMPI_IN,
-                                       tb ? s->n : s->k, tb ? s->k : s->n, s->ldb },
+
+    /* Rows and columns of matrices as they are stored, the latter the least leading dimensions. */
+    const size_t a_rows = ta ? s->k : s->m, a_cols = ta ? s->m : s->k;
+    const size_t b_rows = tb ? s->n : s->k, b_cols = tb ? s->k : s->n;
+    if (s->lda == 0) s->lda = a_cols;
+    if (s->ldb == 0) s->ldb = b_cols;
+    if (s->ldc == 0) s->ldc = s->n;
+    if (s->batch == 0) s->batch = 1;
+    const ampi_argument list[] = { { "a", a.data, a.dtype, AMPI_IN, a_rows, a_cols, s->lda },
+                                   { "b", b.data, b.dtype, AMPI_IN, b_rows, b_cols, s->ldb },
                                    { "c", c.data, c.dtype, AMPI_OUT, s->m, s->n, s->ldc } };
     AMPI_TRY(AMPI_CHECK_MATRICES(logger, call, list));
     AMPI_TRY(ampi_check_batched(logger, call, list, s));
+
+    /* With alpha 0 nothing is multiplied, and A and B may hold NaN. Then the sums are +0: times -1
+       they change nothing in beta * C, not even the sign of a -0. */
     ampi_product_init(p, s->m, s->n, alpha == 0.0f ? 0 : s->k, c, s->ldc);
-    /* -1 * +0, added to beta * C, changes nothing */
     p->c.alpha = p->k > 0 ? alpha : beta != 0.0f ? -1.0f : 1.0f;
     p->c.beta = beta;
     p->a = ampi_matrix(a, s->lda, !ta);
@@ -6345,18 +6357,18 @@ AMPI_FN void ampi_gemm_batch_run(const ampi_product* first, const amp_gemm_shape
     const size_t threads = ampi_threads();
     const size_t shares = s->batch >= 4 * threads || work < 4e6 ? ampi_min_size(threads, s->batch)
         : 1;
-    AMPI_GROW_WORKSPACE(shares * amp_gemm_workspace(s->m, s->n, s->k))
+    /* bytes of workspace for a share, whole cache lines */
     const size_t step = exec && exec->workspace ? exec->workspace_size / shares / 64 * 64 : 0;
     AMPI_PARALLEL_FOR(shares > 1 && work * (double)s->batch >= AMPI_PARALLEL_MIN,
                       for (int64_t i = 0; i < (int64_t)shares; i++) {
         const size_t end = ampi_share(s->batch, shares, (size_t)i + 1);
         amp_exec own;
-        size_t k;
         AMPI_CLEAR(own);
         if (exec) own = *exec;
         own.workspace = step ? (char*)exec->workspace + (size_t)i * step : NULL;
         own.workspace_size = step;
-        for (k = ampi_share(s->batch, shares, (size_t)i); k < end; k++) {
+
+        for (size_t k = ampi_share(s->batch, shares, (size_t)i); k < end; k++) {
             ampi_product one = *first;
             one.a.data = ampi_at(first->a.data, one.a.dtype, k * s->a_stride);
             one.b.data = ampi_at(first->b.data, one.b.dtype, k * s->b_stride);
@@ -6379,7 +6391,6 @@ AMP_DEF amp_result amp_gemm(const amp_gemm_shape* s, float alpha, amp_ref a, amp
     else ampi_gemm_batch_run(&first, &full, exec);
     AMPI_DONE_OP;
 }
-
 
 /* dst[offset..] = sum, or dst + sum, n <= 256. */
 AMPI_FN void ampi_store_sum(void* dst, amp_dtype t, size_t offset, float* sum, size_t n,
@@ -6500,10 +6511,11 @@ AMP_DEF amp_result amp_linear_backward(amp_ref dy, amp_ref x, amp_ref w, amp_ref
 /* A checked shape with its defaults, and its sizes. */
 typedef struct ampi_conv2d_sizes {
     amp_conv2d_shape s;
-    int out_h, out_w;
-    size_t cg, og, area; /* channels and outputs of one group, kernel_h * kernel_w */
-    size_t in_pixels, out_pixels; /* of one plane */
-    size_t x_count, w_count, y_count;
+    int out_h, out_w;                  /* sides of y, in pixels */
+    size_t cg, og;                     /* channels and outputs of one group */
+    size_t area;                       /* kernel_h * kernel_w */
+    size_t in_pixels, out_pixels;      /* of one plane of x, of y */
+    size_t x_count, w_count, y_count;  /* elements of operands */
 } ampi_conv2d_sizes;
 
 /* The output's side; 0 if the kernel is too large, -1 if the padded side is no int. */
@@ -6522,14 +6534,14 @@ AMPI_FN size_t ampi_count4(int a, int b, int c, int d) {
     return n > SIZE_MAX / 8 ? 0 : n;
 }
 
-/* A shape is 16 ints as in `names`; the first 7 have no default, the last 2 may be AMP_ZERO. */
-AMPI_FN amp_result ampi_conv2d_init(ampi_conv2d_sizes* c, const amp_conv2d_shape* shape,
+/* A shape with its defaults. It is 16 ints as in `names`; the first 7 have no default, the last 2
+   may be AMP_ZERO. */
+AMPI_FN amp_result ampi_conv2d_defaults(amp_conv2d_shape* s, const amp_conv2d_shape* shape,
         const amp_logger* logger) {
     static const char* const names[] = { "n", "channels", "height", "width", "out_channels",
                                          "kernel_h", "kernel_w", "stride_h", "stride_w", "pad_h",
-                                             "pad_w", "dilation_h", "dilation_w",
-                                         "groups", "pad_end_h", "pad_end_w" };
-    amp_conv2d_shape* s = &c->s;
+                                         "pad_w", "dilation_h", "dilation_w", "groups",
+                                         "pad_end_h", "pad_end_w" };
     int values[16], i;
     AMPI_REFUSE_CALL(!shape, AMP_ERR_ARGUMENT, "conv2d: the shape is NULL");
     *s = *shape;
@@ -6539,14 +6551,25 @@ AMPI_FN amp_result ampi_conv2d_init(ampi_conv2d_sizes* c, const amp_conv2d_shape
         AMPI_REFUSE_CALL(values[i] < least, AMP_ERR_DESC,
             "conv2d: %s is %d, it must be at least %d", names[i], values[i], least);
     }
+
     s->pad_end_h = ampi_default_int(s->pad_end_h, s->pad_h);
     s->pad_end_w = ampi_default_int(s->pad_end_w, s->pad_w);
-    s->stride_h = ampi_max_int(s->stride_h, 1); s->stride_w = ampi_max_int(s->stride_w, 1);
-    s->dilation_h = ampi_max_int(s->dilation_h, 1); s->dilation_w = ampi_max_int(s->dilation_w, 1);
+    s->stride_h = ampi_max_int(s->stride_h, 1);
+    s->stride_w = ampi_max_int(s->stride_w, 1);
+    s->dilation_h = ampi_max_int(s->dilation_h, 1);
+    s->dilation_w = ampi_max_int(s->dilation_w, 1);
     s->groups = ampi_max_int(s->groups, 1);
     AMPI_REFUSE_CALL(s->channels % s->groups != 0 || s->out_channels % s->groups != 0,
         AMP_ERR_SHAPE, "conv2d: %d groups do not divide %d channels and %d out_channels",
         s->groups, s->channels, s->out_channels);
+    return AMP_OK;
+}
+
+/* Checks a shape; gives its defaults and sizes. */
+AMPI_FN amp_result ampi_conv2d_init(ampi_conv2d_sizes* c, const amp_conv2d_shape* shape,
+        const amp_logger* logger) {
+    amp_conv2d_shape* s = &c->s;
+    AMPI_TRY(ampi_conv2d_defaults(s, shape, logger));
     c->out_h = ampi_conv2d_side(s->height, s->pad_h, s->pad_end_h, s->kernel_h, s->dilation_h,
         s->stride_h);
     c->out_w = ampi_conv2d_side(s->width, s->pad_w, s->pad_end_w, s->kernel_w, s->dilation_w,
@@ -6558,17 +6581,18 @@ AMPI_FN amp_result ampi_conv2d_init(ampi_conv2d_sizes* c, const amp_conv2d_shape
         "conv2d: kernel %dx%d with dilation %dx%d is larger than its %dx%d input padded by %dx%d",
         s->kernel_h, s->kernel_w, s->dilation_h, s->dilation_w, s->height, s->width, s->pad_h,
         s->pad_w);
+
     c->cg = (size_t)(s->channels / s->groups);
     c->og = (size_t)(s->out_channels / s->groups);
+    c->area = (size_t)s->kernel_h * (size_t)s->kernel_w;
+    c->in_pixels = (size_t)s->height * (size_t)s->width;
+    c->out_pixels = (size_t)c->out_h * (size_t)c->out_w;
     c->x_count = ampi_count4(s->n, s->channels, s->height, s->width);
     c->w_count = ampi_count4(s->out_channels, s->channels / s->groups, s->kernel_h, s->kernel_w);
     c->y_count = ampi_count4(s->n, s->out_channels, c->out_h, c->out_w);
     AMPI_REFUSE_CALL(c->x_count == 0 || c->w_count == 0 || c->y_count == 0, AMP_ERR_SHAPE,
         "conv2d: %s has more elements than memory can hold", c->x_count == 0 ? "x"
         : c->w_count == 0 ? "w" : "y");
-    c->area = (size_t)s->kernel_h * (size_t)s->kernel_w;
-    c->in_pixels = (size_t)s->height * (size_t)s->width;
-    c->out_pixels = (size_t)c->out_h * (size_t)c->out_w;
     return AMP_OK;
 }
 
@@ -6585,7 +6609,8 @@ AMP_DEF amp_result amp_conv2d_output(const amp_conv2d_shape* s, int* out_h, int*
 /* The first group's product, and elements from one group's operands to the next one's. */
 typedef struct ampi_convolution {
     ampi_product s;
-    size_t groups, images, a_group, b_group, c_group, bias_group;
+    size_t groups, images;
+    size_t a_group, b_group, c_group, bias_group;
 } ampi_convolution;
 
 /* Moves an operand `elements` on; an image has as many fewer behind its beginning. */
@@ -6604,22 +6629,26 @@ AMPI_FN ampi_product ampi_group_of(const ampi_convolution* v, size_t group) {
     return s;
 }
 
-/* x or dy as an operand. Plain planes are one long row. */
+/* x or, if is_dy, dy of the first group as an operand, with these sides of its im2col matrix. */
 AMPI_FN ampi_operand ampi_image_of(const ampi_conv2d_sizes* c, amp_ref t, int is_dy,
         int along_k, ampi_side h, ampi_side w) {
     const size_t channels = (size_t)(is_dy ? c->s.out_channels : c->s.channels);
     ampi_operand v = ampi_matrix(t, 0, along_k);
     ampi_im2col* g = &v.image;
     v.is_image = 1;
-    g->pixels = h.count * w.count; g->area = h.kernel * w.kernel;
+    g->pixels = h.count * w.count;
+    g->area = h.kernel * w.kernel;
     g->channels = channels / (size_t)c->s.groups;
-    g->plane = (size_t)h.size * (size_t)w.size; g->image = channels * g->plane;
+    g->plane = (size_t)h.size * (size_t)w.size;
+    g->image = channels * g->plane;
     g->elements = (size_t)c->s.n * g->image;
+    /* A plane whose pixels are read once, in order, counts as one long row. */
     if (ampi_side_is_plain(&h) && ampi_side_is_plain(&w) && g->pixels <= 0x7fffffff) {
         h = ampi_side_of(1, 1, 0, 1, 1, 1);
         w = ampi_side_of(g->pixels, 1, 0, 1, 1, (int)g->pixels);
     }
-    g->h = h; g->w = w;
+    g->h = h;
+    g->w = w;
     return v;
 }
 
@@ -6642,7 +6671,7 @@ AMPI_FN void ampi_convolution_init(ampi_convolution* v, const ampi_conv2d_sizes*
 }
 
 /* Forward, group by group: y[o][pixel] = sum over (c, kh, kw) of w[o][c][kh][kw] * x. A is w, B the
-   im2col matrix of x. A row of C is an output's planes in turn, each one part. */
+   im2col matrix of x. A row of C is an output's planes, each a block of columns. */
 AMPI_FN void ampi_conv2d_y(ampi_convolution* v, const ampi_conv2d_sizes* c,
         const ampi_layer_refs* t) {
     const size_t k = c->cg * c->area;
@@ -6650,6 +6679,7 @@ AMPI_FN void ampi_conv2d_y(ampi_convolution* v, const ampi_conv2d_sizes* c,
     ampi_convolution_init(v, c, t->y, 0, c->og, (size_t)c->s.n * c->out_pixels, k);
     v->s.a = ampi_matrix(t->w, k, 1);
     v->s.b = ampi_image_x(c, t->x, 0);
+
     y->size = y->used = y->width = y->pitch = c->out_pixels;
     y->next_row = (size_t)c->out_w;  /* for ampi_set_planes */
     y->next_block = (size_t)c->s.out_channels * c->out_pixels;
@@ -6657,14 +6687,23 @@ AMPI_FN void ampi_conv2d_y(ampi_convolution* v, const ampi_conv2d_sizes* c,
     v->s.c.bias = t->b.data;
     v->s.c.bias_dtype = ampi_dtype_or_f32(t->b.dtype);
     v->s.c.bias_per_row = 1;
-    v->a_group = c->og * k; v->b_group = c->cg * c->in_pixels; v->c_group = c->og * c->out_pixels;
+
+    v->a_group = c->og * k;
+    v->b_group = c->cg * c->in_pixels;
+    v->c_group = c->og * c->out_pixels;
     v->bias_group = c->og;
 }
 
-/* Pixels phase, phase + stride, ... of one side of the input meet `count` kernel positions: first,
-   first + next, ... Pixel phase + stride * i meets output i + offset at the first, and `step`
-   outputs on at each next one. */
-typedef struct ampi_phase { size_t count, pixels; int first, next, offset, step; } ampi_phase;
+/* Pixels phase, phase + stride, ... of one side of the input. Pixel i of them meets output i +
+   offset at kernel position `first`, and `step` outputs on at each next one. */
+typedef struct ampi_phase {
+    size_t count,   /* kernel positions that these pixels meet */
+           pixels;  /* how many pixels there are */
+    int    first,   /* the first kernel position, and from one to the next */
+           next,
+           offset,  /* see above, in outputs; step is 0 or less */
+           step;
+} ampi_phase;
 
 /* The least k >= 0 with k * step = target modulo n, or -1; *period: from one such k to the next.
    Euclid's algorithm keeps k * step = a and `back` * step = b modulo n. */
@@ -6700,35 +6739,43 @@ AMPI_FN ampi_phase ampi_phase_of(int phase, int size, int pad, int kernel, int d
 }
 
 /* dx of the phase that begins at pixel (h, w): dx[c][pixel] = sum over (o, kh, kw) of
-   w[o][c][kh][kw] * dy. */
+   w[o][c][kh][kw] * dy, kh and kw those that the phase meets. A is w as [c][o, kh, kw], B the
+   im2col matrix of dy. */
 AMPI_FN void ampi_conv2d_dx(ampi_convolution* v, const ampi_conv2d_sizes* c,
         const ampi_layer_refs* t, int h, int w) {
-    const ampi_phase ph = ampi_phase_of(h, c->s.height, c->s.pad_h, c->s.kernel_h, c->s.dilation_h,
-        c->s.stride_h);
-    const ampi_phase pw = ampi_phase_of(w, c->s.width, c->s.pad_w, c->s.kernel_w, c->s.dilation_w,
-        c->s.stride_w);
-    const size_t area = ph.count * pw.count, kernel_w = (size_t)c->s.kernel_w,
-        width = (size_t)c->s.width;
-    const size_t pixels = ph.pixels * pw.pixels;
+    const amp_conv2d_shape* s = &c->s;
+    const ampi_phase ph = ampi_phase_of(h, s->height, s->pad_h, s->kernel_h, s->dilation_h,
+        s->stride_h);
+    const ampi_phase pw = ampi_phase_of(w, s->width, s->pad_w, s->kernel_w, s->dilation_w,
+        s->stride_w);
+    const size_t area = ph.count * pw.count, pixels = ph.pixels * pw.pixels;
+    const size_t kernel_w = (size_t)s->kernel_w, width = (size_t)s->width;
     ampi_columns* dx = &v->s.c.columns;
     ampi_operand* a = &v->s.a;
     ampi_convolution_init(v, c, t->dx, t->accumulate & AMP_ACCUMULATE_INPUT, c->cg,
-        (size_t)c->s.n * pixels, c->og * area);
+        (size_t)s->n * pixels, c->og * area);
+
+    /* weights, from the first kernel position that the phase meets */
     *a = ampi_matrix(ampi_from(t->w, (size_t)ph.first * kernel_w + (size_t)pw.first), c->area, 1);
-    a->area = area; a->kernel_w = pw.count;
-    a->next_h = (size_t)ph.next * kernel_w; a->next_w = (size_t)pw.next;
+    a->area = area;
+    a->kernel_w = pw.count;
+    a->next_h = (size_t)ph.next * kernel_w;
+    a->next_w = (size_t)pw.next;
     a->output = c->cg * c->area;
     v->s.b = ampi_image_of(c, t->y, 1, 0, ampi_side_of(ph.pixels, ph.count, ph.offset, ph.step, 1,
         c->out_h), ampi_side_of(pw.pixels, pw.count, pw.offset, pw.step, 1, c->out_w));
+
+    /* every stride-th pixel of dx; where both strides are 1 rows are neighbours, and join */
     v->s.c.data = ampi_from(t->dx, (size_t)h * width + (size_t)w).data;
     v->s.c.ld = c->in_pixels;
-    dx->next = (size_t)c->s.stride_w;
+    dx->next = (size_t)s->stride_w;
     dx->size = dx->used = pixels;
-    /* rows join */
-    dx->width = dx->pitch = c->s.stride_h == 1 && c->s.stride_w == 1 ? pixels : pw.pixels;
-    dx->next_row = (size_t)c->s.stride_h * width;
-    dx->next_block = (size_t)c->s.channels * c->in_pixels;
-    v->a_group = c->og * c->cg * c->area; v->b_group = c->og * c->out_pixels;
+    dx->width = dx->pitch = s->stride_h == 1 && s->stride_w == 1 ? pixels : pw.pixels;
+    dx->next_row = (size_t)s->stride_h * width;
+    dx->next_block = (size_t)s->channels * c->in_pixels;
+
+    v->a_group = c->og * c->cg * c->area;
+    v->b_group = c->og * c->out_pixels;
     v->c_group = c->cg * c->in_pixels;
 }
 
@@ -6742,7 +6789,8 @@ AMPI_FN void ampi_conv2d_dw(ampi_convolution* v, const ampi_conv2d_sizes* c,
         ampi_side_of((size_t)c->out_w, 1, 0, 1, 1, c->out_w));
     v->s.b = ampi_image_x(c, t->x, 1);
     v->s.c.ld = weights;
-    v->a_group = c->og * c->out_pixels; v->b_group = c->cg * c->in_pixels;
+    v->a_group = c->og * c->out_pixels;
+    v->b_group = c->cg * c->in_pixels;
     v->c_group = c->og * weights;
 }
 
@@ -6758,9 +6806,8 @@ AMPI_FN size_t ampi_widened_floats(const ampi_convolution* v) {
 AMPI_FN void ampi_widen_weights(ampi_convolution* v, float* room) {
     const ampi_operand all = v->s.a;
     const size_t rows = v->s.m * v->s.k;
-    size_t group;
     if (ampi_widened_floats(v) == 0) return;
-    for (group = 0; group < v->groups; group++) {
+    for (size_t group = 0; group < v->groups; group++) {
         ampi_operand w = all;
         ampi_operand_advance(&w, group * v->a_group);
         ampi_kernels_now()->rows(room + group * rows, v->s.k, &w, 0, v->s.m, 0, v->s.k, NULL);
@@ -6815,10 +6862,14 @@ AMPI_FN void ampi_set_planes(ampi_convolution* v) {
     v->s.n = v->images * c->size;
 }
 
-/* Depthwise convolution: each channel is a group with one output. A task is 16 channels (`blocks`
-   in all) of one image, or of all images if A is an image (weight gradient). Threads take them in
-   `shares`, 0 for other convolutions, each with `floats` of scratch memory. */
-typedef struct ampi_depthwise { size_t blocks, tasks, shares, floats; } ampi_depthwise;
+/* Depthwise convolution: each channel is a group with one output. A task is 16 channels of one
+   image, or of all images if A is an image (weight gradient). */
+typedef struct ampi_depthwise {
+    size_t blocks,  /* groups of 16 channels */
+           tasks,
+           shares,  /* threads that take them; 0 for another convolution */
+           floats;  /* scratch memory of a share */
+} ampi_depthwise;
 
 /* How a depthwise convolution is shared out; no shares for another convolution. */
 AMPI_FN ampi_depthwise ampi_depthwise_of(const ampi_convolution* v) {
@@ -6839,12 +6890,14 @@ AMPI_FN int ampi_depthwise_run(const ampi_convolution* v, const amp_exec* exec) 
     const size_t weights = ampi_widened_floats(v), images = v->s.a.is_image ? v->images : 1;
     ampi_convolution wide = *v;
     float* memory;
-    int64_t i;
     if (d.shares == 0 || ampi_room(exec) < weights + d.shares * d.floats) return 0;
+
+    /* Workspace: weights as FP32 rows, then the scratch memory of shares. All channels are one
+       image of the product. */
     memory = ampi_align64(exec->workspace);
     ampi_widen_weights(&wide, memory);
     wide.s.b.image.channels = v->groups;
-    AMPI_PARALLEL_FOR(d.shares > 1, for (i = 0; i < (int64_t)d.shares; i++) {
+    AMPI_PARALLEL_FOR(d.shares > 1, for (int64_t i = 0; i < (int64_t)d.shares; i++) {
         const size_t end = ampi_share(d.tasks, d.shares, (size_t)i + 1);
         size_t task = ampi_share(d.tasks, d.shares, (size_t)i);
         for (; task < end; task++)
@@ -6867,32 +6920,33 @@ AMPI_FN size_t ampi_convolution_floats(const ampi_convolution* v) {
     return ampi_widened_floats(v) + floats;
 }
 
-/* y, dw by parts of channels, or one phase of dx, whose weights are first laid out where there is
-   room. */
+/* y, dw by parts of channels, or one phase of dx. */
 AMPI_FN void ampi_convolution_run(const ampi_convolution* v, const amp_exec* exec) {
-    const size_t weights = ampi_widened_floats(v);
+    const int is_dw = v->s.b.along_k;
+    const size_t all = v->s.b.image.channels, weights = ampi_widened_floats(v);
+    const size_t channels = is_dw ? ampi_window_channels(&v->s.b.image) : all;
     ampi_convolution wide = *v;
     amp_exec rest;
-    const size_t all = v->s.b.image.channels, channels = v->s.b.along_k
-        ? ampi_window_channels(&v->s.b.image) : all;
-    size_t group, first;
-    AMPI_GROW_WORKSPACE(ampi_floats_workspace(ampi_convolution_floats(v)))
     if (ampi_depthwise_run(v, exec)) return;
+
+    /* Weights of dx become rows at the beginning of the workspace, if it has room: products would
+       gather them again and again. The rest is theirs. */
     AMPI_CLEAR(rest);
     if (exec) rest = *exec;
     if (v->s.a.area > 0 && ampi_room(exec) >= weights + AMPI_STACK_FLOATS) {
-        ampi_widen_weights(&wide, ampi_align64(exec->workspace));
-        rest.workspace = ampi_align64(exec->workspace) + weights;
+        float* memory = ampi_align64(exec->workspace);
+        ampi_widen_weights(&wide, memory);
+        rest.workspace = memory + weights;
         rest.workspace_size = (ampi_room(exec) - weights) * sizeof(float) + 64; /* see ampi_room */
     }
-    if (!v->s.b.along_k && ampi_gemm_form(ampi_kernels_now(), &v->s, exec) == AMPI_FP32)
+
+    if (!is_dw && ampi_gemm_form(ampi_kernels_now(), &v->s, exec) == AMPI_FP32)
         ampi_set_planes(&wide);
-    for (first = 0; first < all; first += channels)
-        for (group = 0; group < v->groups; group++) {
+    for (size_t first = 0; first < all; first += channels)
+        for (size_t group = 0; group < v->groups; group++) {
             ampi_convolution part = wide;
             ampi_product s;
-            if (v->s.b.along_k)
-                ampi_set_windows(&part, first, ampi_min_size(all - first, channels));
+            if (is_dw) ampi_set_windows(&part, first, ampi_min_size(all - first, channels));
             s = ampi_group_of(&part, group);
             ampi_gemm_run(&s, &rest);
         }
@@ -6902,10 +6956,10 @@ AMPI_FN void ampi_convolution_run(const ampi_convolution* v, const amp_exec* exe
    begins as zeros. */
 AMPI_FN void ampi_conv2d_dx_run(const ampi_conv2d_sizes* c, const ampi_layer_refs* t,
         const amp_exec* exec) {
-    int h, w, zero, run;
+    int zero, run;
     for (zero = 0, run = 0; run < 2; run++) {
-        for (h = 0; h < c->s.stride_h && h < c->s.height; h++)
-            for (w = 0; w < c->s.stride_w && w < c->s.width; w++) {
+        for (int h = 0; h < c->s.stride_h && h < c->s.height; h++)
+            for (int w = 0; w < c->s.stride_w && w < c->s.width; w++) {
                 ampi_convolution v;
                 ampi_conv2d_dx(&v, c, t, h, w);
                 if (v.s.k == 0) zero = 1;
@@ -6921,18 +6975,18 @@ AMPI_FN void ampi_conv2d_dx_run(const ampi_conv2d_sizes* c, const ampi_layer_ref
 AMPI_FN void ampi_conv2d_db(const ampi_conv2d_sizes* c, const ampi_layer_refs* t, size_t o) {
     const amp_dtype type = ampi_dtype_or_f32(t->y.dtype);
     float sums[16];
-    size_t n, i, whole;
+    size_t whole;
     memset(sums, 0, sizeof sums);
-    for (n = 0; n < (size_t)c->s.n; n++)
-        for (i = 0; i < c->out_pixels; i += whole) {
+    for (size_t n = 0; n < (size_t)c->s.n; n++)
+        for (size_t i = 0; i < c->out_pixels; i += whole) {
             const size_t at = (n * (size_t)c->s.out_channels + o) * c->out_pixels + i;
             whole = ampi_max_size((c->out_pixels - i) / 16 * 16, 16);
             ampi_kernels_now()->column_sums(sums, ampi_at(t->y.data, type, at), type, 16,
                 whole / 16, ampi_min_size(c->out_pixels - i, 16));
         }
     ampi_kernels_end();
-    for (n = 8; n > 0; n /= 2)
-        for (i = 0; i < n; i++) sums[i] += sums[i + n];
+    for (size_t n = 8; n > 0; n /= 2)
+        for (size_t i = 0; i < n; i++) sums[i] += sums[i + n];
     ampi_store_sum(t->db.data, t->db.dtype, o, sums, 1,
         t->accumulate & AMP_ACCUMULATE_PARAMS);
 }
@@ -6946,14 +7000,13 @@ AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
     ampi_convolution v;
     ampi_conv2d_sizes c;
     size_t floats;
-    int h, w;
     if (ampi_conv2d_init(&c, s, NULL) != AMP_OK) return 0;
     AMPI_CLEAR(none);
     none.w.dtype = AMP_F16;  /* takes most */
     ampi_conv2d_y(&v, &c, &none);
     floats = ampi_convolution_floats(&v);
-    for (h = 0; h < ampi_min_int(c.s.height, ampi_min_int(c.s.stride_h, AMPI_PHASES)); h++)
-        for (w = 0; w < ampi_min_int(c.s.width, ampi_min_int(c.s.stride_w, AMPI_PHASES)); w++) {
+    for (int h = 0; h < ampi_min_int(c.s.height, ampi_min_int(c.s.stride_h, AMPI_PHASES)); h++)
+        for (int w = 0; w < ampi_min_int(c.s.width, ampi_min_int(c.s.stride_w, AMPI_PHASES)); w++) {
             ampi_conv2d_dx(&v, &c, &none, h, w);
             if (v.s.k > 0) floats = ampi_max_size(floats, ampi_convolution_floats(&v));
         }
@@ -7341,9 +7394,8 @@ AMPI_INLINE double ampi_add_product(int hw, float a, float b, double sum) {
 /* The fixed tree: 16 -> 8 -> 4 -> 2 -> 1. */
 AMPI_INLINE double ampi_lane_total(const double* acc) {
     double a[AMPI_LANES / 2];
-    size_t l;
-    for (l = 0; l < 8; l++) a[l] = acc[l] + acc[l + 8];
-    for (l = 0; l < 4; l++) a[l] += a[l + 4];
+    for (size_t l = 0; l < 8; l++) a[l] = acc[l] + acc[l + 8];
+    for (size_t l = 0; l < 4; l++) a[l] += a[l + 4];
     return (a[0] + a[2]) + (a[1] + a[3]);
 }
 
