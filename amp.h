@@ -12298,7 +12298,8 @@ AMPI_FN ampi_node* ampi_cast_of(amp_model* m, ampi_node* source, amp_dtype dtype
 }
 
 /* Finds whose memory each node reads, placing casts before their first reader. Finds, too, which
-   nodes have or follow parameters: the backward pass must reach them. */
+   nodes have or follow parameters: the backward pass must reach them. A flatten has the type of its
+   input, needs no cast and is in no node's reads. */
 AMPI_FN amp_result ampi_place_casts(amp_model* m) {
     AMPI_EACH_NODE(n) {
         const amp_dtype wanted = n->layer.compute_dtype;
@@ -12308,7 +12309,7 @@ AMPI_FN amp_result ampi_place_casts(amp_model* m) {
         n->casts[0] = n->casts[1] = NULL;
         for (int j = 0; j < n->input_count; j++) {
             ampi_node* source = ampi_source(n->inputs[j]);
-            if (!ampi_is(n, FLATTEN) && wanted != AMP_F32 && wanted != ampi_stored(source))
+            if (wanted != AMP_F32 && wanted != ampi_stored(source))
                 source = ampi_cast_of(m, source, wanted, n);
             if (!source) return AMP_ERR_MEMORY;
             n->reads[j] = source;
@@ -12333,7 +12334,8 @@ AMPI_FN int ampi_can_share(const ampi_node* n, int what) {
 AMPI_FN amp_result ampi_mark_paths(amp_model* m) {
     int time = 0;
 
-    /* From the end: a gradient's owner is known before those that share its memory. */
+    /* From the end, as the owner of a gradient's memory must be known before those that share
+       it. */
     for (ampi_node* n = m->last; n; n = n->prev) {
         n->on_loss_path |= ampi_is_loss(n);
         for (int j = 0; j < n->input_count; j++) n->reads[j]->on_loss_path |= n->on_loss_path;
@@ -12342,7 +12344,7 @@ AMPI_FN amp_result ampi_mark_paths(amp_model* m) {
             "layer %d '%s' has weights, but no loss depends on it", n->number, n->layer.name);
     }
 
-    /* From the start: likewise the owner of a value. */
+    /* From the start, as the owner of a value's memory must be. */
     AMPI_EACH_NODE(n) {
         n->time = time++;
         n->layer.in_place = ampi_can_share(n, AMPI_SHARES_BOTH);
@@ -12392,11 +12394,10 @@ AMPI_FN void ampi_live_range_times(amp_model* m) {
         }
 
         /* Its inputs' values, and their gradients where the backward pass hands them one: until
-           each input's own turn. */
+           each input's own turn. No loss depends on a flatten: its readers read its input. */
         for (int j = 0; j < n->input_count; j++) {
             ampi_node* in = n->reads[j];
             const size_t bytes = ampi_value_bytes(m, in);
-            if (ampi_is(n, FLATTEN)) continue;  /* it never runs */
             ampi_live_range_use(ampi_live_data(in), n->time, bytes);
             if (reads == AMPI_READS_INPUT) ampi_live_range_use(ampi_live_data(in), back, bytes);
             if (!n->on_loss_path || !in->needs_grad) continue;
