@@ -13339,6 +13339,7 @@ AMPI_FN amp_result ampi_total_loss(amp_model* m, float* total) {
     for (int i = 0; i < m->loss_count; i++)
         sum += (double)m->losses[i]->loss_weight * (double)values[i];
     *total = (float)sum;
+    AMPI_FORGET(total);  /* its bits will be tested */
     return AMP_OK;
 }
 
@@ -13608,7 +13609,6 @@ AMPI_FN amp_result ampi_read_step(amp_model* m, int is_whole, amp_step_info* inf
     const amp_training* t = &m->training;
     const amp_optimizer_info* last = &t->last;
     AMPI_TRY(ampi_total_loss(m, &info->loss));
-    AMPI_FORGET(&info->loss);  /* its bits will be tested */
     AMPI_TRY(ampi_refresh(m));
     info->step = t->optimizer.state.step;
     info->skipped = t->scaler.state.skipped;
@@ -13826,9 +13826,8 @@ AMPI_FN void ampi_explain_loss(amp_model* m, amp_eval_info* info) {
     m->suspect = suspect;
 }
 
-/* A pass in evaluation mode: the losses into *told, cleared, or, if NULL, the value of `last` into
-   out.
-   The batch begins at sample `first` of its data. */
+/* A pass in evaluation mode over a batch that begins at sample `first` of its data: the losses into
+   *told, cleared, or, if NULL, the value of `last` into out. */
 AMPI_FN amp_result ampi_evaluate_nodes(amp_model* m, const amp_batch* b, int64_t first,
         const ampi_node* last, amp_eval_info* told, float* out) {
     fenv_t floats;
@@ -13839,9 +13838,7 @@ AMPI_FN amp_result ampi_evaluate_nodes(amp_model* m, const amp_batch* b, int64_t
     amp_result r = told ? ampi_load_batch(m) : ampi_load_inputs(m);
     if (r == AMP_OK) r = ampi_forward(m, last, told != NULL);
     if (r == AMP_OK) r = told ? ampi_total_loss(m, &told->loss)
-        : ampi_run(download, amp_f32(out), amp_ref_of(last->data, ampi_stored(last)),
-            m->pass.rows * last->features);
-    if (told) AMPI_FORGET(&told->loss);  /* its bits will be tested */
+        : ampi_run(download, amp_f32(out), ampi_output_of(last), m->pass.rows * last->features);
     if (told && r == AMP_OK && !ampi_has_finite_bits(&told->loss)) ampi_explain_loss(m, told);
     fesetenv(&floats);
     return r;
@@ -14697,13 +14694,10 @@ AMPI_FN amp_result ampi_flush_directory(const ampi_file* f, char* temporary) {
 #endif
 
 /* Writes a temporary file beside path and renames it to path; removes it after a failure or a
-   trial. */
-AMPI_FN amp_result ampi_save_file(ampi_file* f, const char* path, const amp_file_text* texts,
-        int text_count) {
-    const size_t most = ampi_max_size((size_t)f->count, (size_t)text_count);
+   trial. The caller has set what is to be written. */
+AMPI_FN amp_result ampi_save_file(ampi_file* f, const char* path) {
+    const size_t most = ampi_max_size((size_t)f->count, (size_t)f->text_count);
     const size_t names_most = most + most / 2 + 1;
-    f->texts = texts;
-    f->text_count = text_count;
 
     /* One block: a chunk of data; names to be checked, later checksums; the file's name. */
     f->data = (char*)ampi_file_alloc(f, AMPI_CHUNK_BYTES + names_most * sizeof(char*)
@@ -14729,13 +14723,15 @@ AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensor
         const amp_file_text* texts, int text_count, const amp_file_desc* desc) {
     ampi_file file, *f = &file;
     AMPI_TRY(ampi_file_begin(f, path, tensors, count, desc));
+    f->texts = texts;
+    f->text_count = text_count;
     AMPI_REFUSE_LIST(text_count < 0 || (text_count > 0 && !texts), "%d texts at %s", text_count,
         texts ? "a pointer" : "NULL");
     for (int i = 0; i < text_count; i++)
         AMPI_REFUSE_LIST(!texts[i].key || !texts[i].value || !ampi_is_utf8(texts[i].key)
             || !ampi_is_utf8(texts[i].value) || ampi_behind(AMPI_CRC_KEY, texts[i].key),
             "text %d must be UTF-8; keys with " AMPI_CRC_KEY " are reserved", i);
-    return ampi_file_close(f, ampi_save_file(f, path, texts, text_count));
+    return ampi_file_close(f, ampi_save_file(f, path));
 }
 
 /* --- JSON, as much as a header may hold --- */
@@ -15191,6 +15187,9 @@ typedef struct ampi_checkpoint {
     int tensor_count;             /* of those that have a name there: all but the caller's */
 } ampi_checkpoint;
 
+#define AMPI_EACH_NUMBER(c, x) \
+    for (ampi_number* x = (c)->numbers; x < (c)->numbers + (c)->number_count; x++)
+
 /* Lists a number of a group, or of none (-1). Optional are a group's frozen flag and steps, and,
    without groups in the desc, all numbers of group 0, where the caller may have written. */
 AMPI_FN void ampi_number_add(ampi_checkpoint* c, int group, const char* name, void* at, int kind,
@@ -15336,7 +15335,7 @@ AMPI_FN amp_result ampi_state_save(ampi_checkpoint* c, const char* path) {
     if (c->scaler) AMPI_TRY(amp_scaler_save(&c->s, bytes, sizeof bytes));
     AMPI_TRY(ampi_state_list(c, 0));
 
-    for (const ampi_number* x = c->numbers; x < c->numbers + c->number_count; x++) {
+    AMPI_EACH_NUMBER(c, x) {
         const int is_zero = !x->text[strspn(x->text, "0")];
         if (x->optional && is_zero) continue;
         texts[n].key = x->key;
@@ -15348,7 +15347,9 @@ AMPI_FN amp_result ampi_state_save(ampi_checkpoint* c, const char* path) {
     if (c->scaler) texts[n++].value = ampi_show_scaler(bytes, scaler);
     texts[n].key = "amp.crc32";
     texts[n++].value = ampi_show_number(crc, 16, crc_text);
-    return ampi_save_file(&c->file, path, texts, n);
+    c->file.texts = texts;
+    c->file.text_count = n;
+    return ampi_save_file(&c->file, path);
 }
 
 /* Tells how a number differs, floats in decimal, and what that means; returns `code`. */
@@ -15388,7 +15389,7 @@ AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
     uint64_t value, most = ((uint64_t)1 << 62) - 1;
     uint32_t crc = 0;
     AMPI_CLEAR(c->o.state.frozen_steps);
-    for (ampi_number* x = c->numbers; x < c->numbers + c->number_count; x++) {
+    AMPI_EACH_NUMBER(c, x) {
         const char* text = ampi_text_of(f, x->key);
         x->theirs = text || !x->optional ? text : x->kind == 'f' ? "00000000" : "0";
         AMPI_REFUSE_FILE(!x->theirs, "'%s' has no '%s'; was it written by %s?", f->path, x->key,
@@ -15446,7 +15447,7 @@ AMPI_FN amp_result ampi_state_take(ampi_checkpoint* c) {
         AMPI_TRY(amp_model_sync_params(m));
     } else ampi_params_write_low(o);
 
-    for (const ampi_number* x = c->numbers; x < c->numbers + c->number_count; x++) {
+    AMPI_EACH_NUMBER(c, x) {
         const int is_rate = x->role == AMPI_LOADED && x->kind == 'f';
         if ((x->role == AMPI_KEPT || is_rate) && strcmp(x->theirs, x->text) != 0)
             ampi_number_tell(c, x, AMP_OK, is_rate ? ", which takes the file's"
@@ -15602,8 +15603,14 @@ AMPI_COMPILE_WELL
    Words. picture: a list of titles and bars that is drawn as an SVG or printed. Numbers go
    through ampi_print, which knows no locale. */
 
-/* Adds to stats what each layer's parameters and their gradients are. */
-AMPI_FN amp_result ampi_collect_params(amp_model* m, amp_layer_stats* stats) {
+
+/* A training pass without an update, which observes outputs and their gradients; then numbers of
+   each layer's parameters and of their gradients. */
+AMPI_FN amp_result ampi_stats_pass(amp_model* m, amp_layer_stats* stats) {
+    AMPI_RUN(training_begin, &m->training, 0);
+    AMPI_TRY(ampi_load_batch(m));
+    AMPI_TRY(ampi_forward(m, m->last, 1));
+    AMPI_TRY(ampi_backward(m));
     AMPI_EACH_NODE(n)
         for (int k = 0; k < 2; k++) {
             const int param = k ? n->bias : n->weight;
@@ -15612,13 +15619,13 @@ AMPI_FN amp_result ampi_collect_params(amp_model* m, amp_layer_stats* stats) {
             const amp_param* p = &m->params[param];
             AMPI_TRY(ampi_collect(m, &to->weight, ampi_trained(p), p->count));
             if (p->grad) AMPI_TRY(ampi_collect(m, &to->weight_gradient,
-                amp_ref_of(p->grad, p->grad_dtype), p->count));
+                ampi_weight_grad(m, param), p->count));
         }
     return AMP_OK;
 }
 
-/* Runs a training pass without an update, and collects numbers of each layer. The pass observes
-   outputs and their gradients; it leaves running statistics alone. */
+/* Runs a training pass without an update, and collects numbers of each layer. The running
+   statistics stay. */
 AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_layer_stats* stats,
         int capacity) {
     fenv_t floats;
@@ -15627,17 +15634,12 @@ AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_lay
     AMPI_REFUSE(!stats || capacity < m->layer_count, AMP_ERR_ARGUMENT,
         "model stats: room for %d layers, %d are needed", stats ? capacity : 0, m->layer_count);
     memset(stats, 0, (size_t)m->layer_count * sizeof *stats);
-
     ampi_start_pass(m, batch, 1);
     m->pass.looking = 1;
     m->pass.observed = stats;
     ampi_freeze(m);
     feholdexcept(&floats);
-    amp_result r = ampi_run(training_begin, &m->training, 0);
-    if (r == AMP_OK) r = ampi_load_batch(m);
-    if (r == AMP_OK) r = ampi_forward(m, m->last, 1);
-    if (r == AMP_OK) r = ampi_backward(m);
-    if (r == AMP_OK) r = ampi_collect_params(m, stats);
+    amp_result r = ampi_stats_pass(m, stats);
     fesetenv(&floats);
     return r;
 }
@@ -15743,7 +15745,7 @@ typedef struct ampi_picture {
     amp_model* m;                  /* of a report, with */
     const amp_layer_stats* stats;  /* of each layer */
     const amp_history* history;    /* of a history */
-    int low, count;  /* which bars of each array are shown: from `low` on, so many */
+    int count;       /* bars of a row */
     int svg;         /* 1 = SVG, 0 = text */
     int y;           /* pixels from an SVG's top to its last row */
     FILE* out;       /* NULL while a picture is measured: only y moves */
@@ -15786,7 +15788,6 @@ AMPI_FN void ampi_bars(ampi_picture* p, const char* color, const char* name, con
         ampi_print(p->out, "<path stroke=\"%s\" stroke-width=\"%.1f\" d=\"", color, 0.8 * width);
     } else ampi_print(p->out, "  %-22s|", name);
 
-    bars += p->low;
     for (int i = 0; i < p->count; i++) if (bars[i] > largest) largest = bars[i];
     for (int i = 0; i < p->count; i++) {
         const double share = (double)bars[i] / (double)largest;
@@ -15825,8 +15826,11 @@ AMPI_FN amp_result ampi_picture_put(ampi_picture* p, FILE* out, const char* path
     AMPI_TRY(ampi_file_begin(&f, path, NULL, 0, desc));
     f.draw = ampi_picture_draw;
     f.picture = p;
-    return ampi_file_close(&f, ampi_save_file(&f, path, NULL, 0));
+    return ampi_file_close(&f, ampi_save_file(&f, path));
 }
+
+/* Exponents that a report shows, and the least of them: 2^-40 to 2^19. */
+enum { AMPI_REPORT_BINS = 60, AMPI_REPORT_LEAST = -40 };
 
 /* The ranges of the small formats as bars on the axis of exponents, those of subnormals lower. */
 AMPI_FN void ampi_report_formats(ampi_picture* p) {
@@ -15835,10 +15839,10 @@ AMPI_FN void ampi_report_formats(ampi_picture* p) {
         { "fp16", 15, -14, -24 }, { "bf16", 127, -126, -133 },
         { "e4m3", 8, -6, -9 }, { "e5m2", 15, -14, -16 }
     };
-    uint64_t bars[AMP_STATS_BINS];
+    uint64_t bars[AMPI_REPORT_BINS];
     char told[80];
     for (size_t i = 0; i < AMPI_LENGTH(formats); i++) {
-        for (int k = 0, e = AMP_STATS_MIN_EXPONENT; k < AMP_STATS_BINS; k++, e++)
+        for (int k = 0, e = AMPI_REPORT_LEAST; k < AMPI_REPORT_BINS; k++, e++)
             bars[k] = e < formats[i].least || e > formats[i].most ? 0 : e < formats[i].normal ? 1
                 : 3;
         AMPI_SAY(told, "2^%d to 2^%d, subnormals from 2^%d", formats[i].normal, formats[i].most,
@@ -15856,7 +15860,8 @@ AMPI_FN void ampi_report_row(ampi_picture* p, const char* color, const char* nam
     AMPI_SAY(told, "%.3g %% zero, %.3g %% under, %.3g %% over, %llu inf, %llu nan",
         percent * (double)s->zeros, percent * (double)s->would_underflow,
         percent * (double)s->would_overflow, (ampi_ull)s->infs, (ampi_ull)s->nans);
-    ampi_bars(p, s->infs + s->nans > 0 ? AMPI_RED : color, name, s->histogram, 12, told);
+    ampi_bars(p, s->infs + s->nans > 0 ? AMPI_RED : color, name,
+        s->histogram + AMPI_REPORT_LEAST - AMP_STATS_MIN_EXPONENT, 12, told);
 }
 
 /* The report: four rows a layer, and where inf or NaN begin. The forward pass goes down the list:
@@ -15911,8 +15916,7 @@ AMPI_FN amp_result ampi_report(amp_model* m, const amp_batch* batch, FILE* out, 
     p.list = ampi_report_list;
     p.m = m;
     p.stats = stats;
-    p.low = -40 - AMP_STATS_MIN_EXPONENT;  /* bars of 2^-40 to 2^19 */
-    p.count = 60;
+    p.count = AMPI_REPORT_BINS;
 
     amp_result r = amp_model_stats(m, batch, stats, m->layer_count);
     if (r == AMP_OK) r = ampi_picture_put(&p, out, path, &desc);
