@@ -6357,6 +6357,7 @@ AMPI_FN void ampi_gemm_batch_run(const ampi_product* first, const amp_gemm_shape
     const size_t threads = ampi_threads();
     const size_t shares = s->batch >= 4 * threads || work < 4e6 ? ampi_min_size(threads, s->batch)
         : 1;
+    AMPI_GROW_WORKSPACE(shares * amp_gemm_workspace(s->m, s->n, s->k))
     /* bytes of workspace for a share, whole cache lines */
     const size_t step = exec && exec->workspace ? exec->workspace_size / shares / 64 * 64 : 0;
     AMPI_PARALLEL_FOR(shares > 1 && work * (double)s->batch >= AMPI_PARALLEL_MIN,
@@ -6927,6 +6928,7 @@ AMPI_FN void ampi_convolution_run(const ampi_convolution* v, const amp_exec* exe
     const size_t channels = is_dw ? ampi_window_channels(&v->s.b.image) : all;
     ampi_convolution wide = *v;
     amp_exec rest;
+    AMPI_GROW_WORKSPACE(ampi_floats_workspace(ampi_convolution_floats(v)))
     if (ampi_depthwise_run(v, exec)) return;
 
     /* Weights of dx become rows at the beginning of the workspace, if it has room: products would
