@@ -10228,12 +10228,11 @@ AMPI_FN amp_result ampi_scaler_enter_into(amp_scaler* s, const ampi_tensors* dst
 
 /* Adds what a pass found to what earlier ones did, whose first tensor stays. */
 AMPI_HD AMPI_FN void ampi_overflow_add(amp_overflow_info* all, const amp_overflow_info* found) {
-    const uint64_t inf = all->inf_count + found->inf_count, nan = all->nan_count + found->nan_count;
-    const int unsound = all->unsound;
+    const amp_overflow_info before = *all;
     if (found->found_inf && all->first_tensor < 0) *all = *found;  /* a report names nothing */
-    all->unsound = unsound;
-    all->inf_count = inf;
-    all->nan_count = nan;
+    all->unsound = before.unsound;
+    all->inf_count = before.inf_count + found->inf_count;
+    all->nan_count = before.nan_count + found->nan_count;
     all->norm = found->norm;
 }
 
@@ -10406,11 +10405,6 @@ static const struct {
     { 112, 8, 1, offsetof(amp_scaler, state.exact_scale) },
     { 120, 4, 1, offsetof(amp_scaler, state.consecutive_unsound) } };
 
-/* Integers, lowest byte first. */
-AMPI_FN void ampi_put32(unsigned char* p, uint32_t u) {
-    for (int i = 0; i < 4; i++) p[i] = (unsigned char)(u >> 8 * i & 0xffu);
-}
-
 /* A number of `size` bytes, the lowest first. */
 AMPI_FN uint64_t ampi_get(const unsigned char* p, size_t size) {
     uint64_t u = 0;
@@ -10443,7 +10437,13 @@ AMPI_FN void ampi_swap_endian(unsigned char* p, size_t bytes, size_t element) {
             ampi_swap_records(p + i + k, p + i + element - 1 - k, 1);
 }
 
-/* Copies the table's fields to the bytes, or from them. */
+/* Writes an integer, the lowest byte first. */
+AMPI_FN void ampi_put32(unsigned char* p, uint32_t u) {
+    memcpy(p, &u, sizeof u);
+    ampi_swap_endian(p, sizeof u, sizeof u);
+}
+
+/* Copies the fields of ampi_saved_fields to the bytes, or if `load` from them. */
 AMPI_FN void ampi_scaler_move(amp_scaler* x, unsigned char* bytes, int load) {
     for (size_t i = 0; i < AMPI_LENGTH(ampi_saved_fields); i++) {
         const size_t size = ampi_saved_fields[i].size, n = size * ampi_saved_fields[i].count;
@@ -11558,8 +11558,8 @@ AMPI_FN void ampi_model_remember(amp_result code, const char* sentence, void* us
     if (m->desc.logger.log) m->desc.logger.log(code, sentence, m->desc.logger.user_data);
 }
 
-/* With the logger of model m: a failure, AMPI_REFUSE_CALL, and the same about the draft of a
-   layer. */
+/* In functions of model m: a failure told to its logger; AMPI_REFUSE_CALL with it; and in functions
+   that return a value, the same about the draft, see ampi_draft_refused. */
 #define ampi_model_fail(...) ampi_fail(&m->op_logger, __VA_ARGS__)
 #define AMPI_REFUSE(...) AMPI_REFUSE_WITH(&m->op_logger, __VA_ARGS__)
 #define AMPI_REFUSE_NULL(call, p) AMPI_REFUSE(!(p), AMP_ERR_ARGUMENT, call ": " #p " is NULL")
@@ -11580,23 +11580,23 @@ AMPI_FN amp_result ampi_check_finalized(const amp_model* m, const char* what) {
         what);
 }
 
-/* Remembers the first mistake of the graph. */
+/* A mistake of the graph. The first is told and remembered, and finalize returns it. */
 #define ampi_build_fail(...) \
     ((void)(m->build_result == AMP_OK && (m->build_result = ampi_model_fail(__VA_ARGS__)) \
         != AMP_OK))
 
-/* Log function for the draft: its mistakes are the graph's. */
+/* Log function for the draft, whose mistakes are the graph's: puts before the sentence which
+   operator on which input. */
 AMPI_FN void ampi_draft_refused(amp_result code, const char* sentence, void* user_data) {
     amp_model* m = (amp_model*)user_data;
     const ampi_node* n = &m->draft;
     if (n->input_count == 0) ampi_build_fail(code, "%s: %s", n->row->name, sentence);
     else
-        ampi_build_fail(code, "%s %s '%s': %s", n->row->name, n->row->kind == AMPI_KIND_LOSS ? "on"
-            : "after",
-        n->layer.name, sentence);
+        ampi_build_fail(code, "%s %s '%s': %s", n->row->name,
+            n->row->kind == AMPI_KIND_LOSS ? "on" : "after", n->layer.name, sentence);
 }
 
-/* The value of a layer with a mistake; layers built on it are silently nothing. */
+/* What a call returns that added no layer. Calls that take it add none, and say nothing. */
 AMPI_FN amp_value ampi_no_value(void) { amp_value v = { 0, 0 }; return v; }
 
 /* --- memory --- */
@@ -11706,6 +11706,7 @@ AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc)
         r = m->backend->open(&m->exec, desc->backend_desc, &desc->allocator);
     if (r != AMP_OK) { ampi_free(m, &desc->allocator); return r; }
 
+    /* Copies of what the desc points at, and defaults. */
     m->comm.size = 1;
     if (d->comm) m->comm = *d->comm;
     if (d->scaler) { m->scaler_desc = *d->scaler; d->scaler = &m->scaler_desc; }
@@ -11775,7 +11776,7 @@ AMPI_FN ampi_node* ampi_find(const amp_model* m, amp_value v) {
     return n && n->tag == v.tag ? n : NULL;
 }
 
-/* Nothing is built after a mistake or after finalize. */
+/* May a call of this name add to the graph? Not after a mistake or after finalize. */
 AMPI_FN int ampi_can_build(amp_model* m, const char* what) {
     if (!m || m->build_result != AMP_OK) return 0;
     if (m->finalized)
@@ -11833,8 +11834,9 @@ AMPI_FN ampi_node* ampi_draft_on(amp_model* m, amp_op op, amp_value x) {
     ampi_node* n = ampi_draft_on(m, op, x); \
     if (!n) return ampi_no_value()
 #define AMPI_REFUSE_NULL_DESC(d) AMPI_REFUSE_LAYER(!(d), AMP_ERR_DESC, "the desc is NULL")
-/* Records a mistake of the layer at hand if *x is negative, not finite or above `limit`; building
-   goes on, and finalize returns the mistake. */
+
+/* Records a mistake of the draft if its number `what`, *x, is negative, not finite or above
+   `limit`; building goes on, and finalize returns the mistake. */
 AMPI_FN void ampi_draft_range(amp_model* m, const char* what, const float* x, float limit) {
     if (!ampi_in_range(x, 0.0f, limit))
         ampi_fail(&m->draft_logger, AMP_ERR_DESC, limit < 1.0f ? "%s %g must lie in [0,1)"
@@ -11849,7 +11851,8 @@ AMPI_FN ampi_node* ampi_node_new(amp_model* m) {
     return n;
 }
 
-/* c*h*w elements of batch samples must be countable at 8 bytes each. */
+/* Can a value have this shape? Its elements are an int, and those of a whole batch a size_t, even
+   at 64 bytes each: sums of what a model keeps of them do not wrap. */
 AMPI_FN int ampi_shape_fits(const amp_model* m, int c, int h, int w) {
     size_t n = 0;
     return c >= 1 && h >= 1 && w >= 1 && ampi_mul_size((size_t)c, (size_t)h, &n)
@@ -11877,16 +11880,16 @@ AMPI_FN amp_value ampi_layer_add(amp_model* m) {
     n->skip = ampi_nth(m, n->number & (n->number - 1));
     n->prev = m->last;
 
-    n = ampi_node_new(m);
-    if (!n) { m->build_result = AMP_ERR_MEMORY; return ampi_no_value(); }
-    if (m->last) m->last->next = n;
-    else m->first = n;
-    m->last = n;
+    ampi_node* added = ampi_node_new(m);
+    if (!added) { m->build_result = AMP_ERR_MEMORY; return ampi_no_value(); }
+    if (m->last) m->last->next = added;
+    else m->first = added;
+    m->last = added;
     const amp_value v = { ++m->layer_count, n->tag };
     return v;
 }
 
-/* Adds the layer at hand with a weight and, unless no_bias, a bias. */
+/* Adds the draft as a layer with a weight and, unless no_bias, a bias. */
 AMPI_FN amp_value ampi_layer_add_params(amp_model* m, int no_bias, amp_init init, size_t fan_in,
         size_t fan_out) {
     ampi_node* n = &m->draft;
@@ -11900,8 +11903,9 @@ AMPI_FN amp_value ampi_layer_add_params(amp_model* m, int no_bias, amp_init init
     return ampi_layer_add(m);
 }
 
-/* Keeps an input's constants on the host: the mean of each channel, then the std of each, 0 and 1
-   where d has none. The caller frees them if they are not valid. */
+/* Keeps the constants of the draft, an input, on the host: the mean of each channel, then the std
+   of each, 0 and 1 where d has none. If they are not valid, ampi_layer_add adds nothing, and the
+   caller frees them. */
 AMPI_FN amp_result ampi_keep_constants(amp_model* m, const amp_input_desc* d) {
     const amp_logger* logger = &m->draft_logger;
     const size_t channels = (size_t)d->channels;
@@ -12079,7 +12083,7 @@ AMPI_FN amp_value ampi_norm(amp_model* m, amp_op op, amp_value x, const amp_norm
     AMPI_REFUSE_LAYER(!ampi_is_off(&d->momentum) && !ampi_in_range(&d->momentum, 0.0f, 1.0f),
         AMP_ERR_DESC, "momentum %g must lie in [0,1], or be AMP_ZERO", (double)d->momentum);
     n->norm = s;
-    return ampi_layer_add_params(m, 0, AMP_INIT_ZERO, 1, 1);
+    return ampi_layer_add_params(m, 0, AMP_INIT_ZERO, 1, 1);  /* gamma and beta start as 1 and 0 */
 }
 
 /* Adds a sum of x and y, whose shapes are equal, or a concat, where the channels of y follow those
@@ -12632,6 +12636,7 @@ AMPI_FN amp_result ampi_init_values(amp_model* m) {
     char* arena = m->blocks[AMPI_BLOCK_ARENA].base;
     const float one = 1.0f;
     AMPI_EACH_NODE(n) {
+        /* Where it is. A value without a live range is never touched. */
         n->data = arena + ampi_live_data(n)->offset;
         n->grad = arena + ampi_live_grad(n)->offset;
         for (int j = 0; j < 2; j++) {
@@ -12639,6 +12644,7 @@ AMPI_FN amp_result ampi_init_values(amp_model* m) {
             n->parts[j] = part->bytes ? arena + part->offset : NULL;
         }
 
+        /* What it starts with. */
         if (n->constants)
             AMPI_RUN(copy_in, ampi_mutable(n->reading.constants), n->constants,
                 2 * n->reading.channels * sizeof(float));
@@ -12891,12 +12897,14 @@ AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
         const float settings[] = { n->p, n->norm.eps, n->norm.momentum, n->loss_weight,
             n->smoothing };
         amp_conv2d_shape conv = n->conv;
-        amp_pool2d_shape pool = n->pool;  /* both are ints only */
-        conv.n = pool.n = 0;
+        amp_pool2d_shape pool = n->pool;
+        conv.n = pool.n = 0;  /* the batch size */
         if (l->op == AMPI_OP_CAST) continue;
-        h = ampi_hash_words(h, numbers, sizeof numbers / 4);
-        h = ampi_hash_words(h, settings, sizeof settings / 4);
-        /* a younger setting; so is scale. pad_end shows in the output's size alone */
+
+        /* Of shapes, which are ints only, all but pad_end: that shows in the output's size. Fields
+           that are younger than checkpoints, frozen and scale, count where they are set. */
+        h = ampi_hash_words(h, numbers, AMPI_LENGTH(numbers));
+        h = ampi_hash_words(h, settings, AMPI_LENGTH(settings));
         if (n->norm.frozen) h = ampi_hash_words(h, &n->norm.frozen, 1);
         h = ampi_hash_words(h, &conv, offsetof(amp_conv2d_shape, pad_end_h) / 4);
         h = ampi_hash_words(h, &pool, offsetof(amp_pool2d_shape, pad_end_h) / 4);
