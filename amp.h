@@ -8129,18 +8129,22 @@ typedef enum ampi_loss {
     AMPI_MSE = 2 * AMP_ACTIVATION_COUNT, AMPI_BCE, AMPI_MSE_SLOPE, AMPI_BCE_SLOPE
 } ampi_loss;
 
-/* Operations on elements a and b: an activation f; its gradient AMPI_SLOPE + f, where a is dy and b
-   is `saved`; a loss, where b is the target; and others. p: a factor. */
+/* Operations on elements a and b: an activation f of a; its gradient AMPI_SLOPE + f, where a is dy
+   and b is `saved`; a loss, where b is the target; the logarithm of a, p * a + b, a + b, a * b. p: a
+   factor. */
 enum {
     AMPI_SLOPE = AMP_ACTIVATION_COUNT,
     AMPI_ADD = AMPI_BCE_SLOPE + 1, AMPI_LOG, AMPI_ADD_TO_PRODUCT, AMPI_MULTIPLY
 };
 
+enum { AMPI_VALUES = 65536 };  /* of a type of 16 bits */
+
 /* What backward reads of the forward pass. */
 enum { AMPI_READS_NONE, AMPI_READS_INPUT, AMPI_READS_OUTPUT };
 
-/* n: whole groups of lanes. Each operator has its own loop: compilers inline all of a switch in a
-   loop. */
+/* y[i] = op of a[i], or of a[i] and b[i], see the operations above; n elements in whole groups of
+   lanes. y may be a or b. A loop for each operation: of a switch in a loop, compilers would inline
+   all. */
 AMPI_KERNEL(ampi_elementwise, (int op, float* y, const float* a, const float* b, float p,
         size_t n), op, y, a, b, p, n) {
 #define AMPI_CASE(number, value) case number: AMPI_LOOP(y, n, value); break
@@ -8150,10 +8154,12 @@ AMPI_KERNEL(ampi_elementwise, (int op, float* y, const float* a, const float* b,
         AMPI_CASE(AMPI_SLOPE + (int)AMP_##NAME, ampi_slope_##name(hw, a[i], b[i]));
         AMP_ACTIVATION_LIST(AMPI_X)
 #undef AMPI_X
+
         AMPI_CASE(AMPI_MSE, a[i] - b[i]);
         AMPI_CASE(AMPI_BCE, ampi_bce_term(hw, a[i], b[i]));
         AMPI_CASE(AMPI_MSE_SLOPE, (a[i] - b[i]) * p);
         AMPI_CASE(AMPI_BCE_SLOPE, (ampi_act_sigmoid(hw, a[i]) - b[i]) * p);
+
         AMPI_CASE(AMPI_LOG, ampi_log(hw, a[i]));
         AMPI_CASE(AMPI_ADD_TO_PRODUCT, ampi_fma(hw, p, a[i], b[i]));
         AMPI_CASE(AMPI_ADD, a[i] + b[i]);
@@ -8163,8 +8169,8 @@ AMPI_KERNEL(ampi_elementwise, (int op, float* y, const float* a, const float* b,
 #undef AMPI_CASE
 }
 
-/* Elements [i, i + n) of a list's y = op(x, dy), or op(x) of an activation. y may be an operand of
-   its type. */
+/* Elements [i, i + n) of a list's y = op(x, dy), or op(x) of an activation; n is at most AMPI_TILE.
+   y may be an operand of its type. */
 AMPI_FN void ampi_elements_tile(int op, float p, const ampi_argument* list, size_t i, size_t n) {
     AMPI_ALIGNED float a[AMPI_TILE], b[AMPI_TILE];
     float* y = ampi_open(&list[AMPI_ARG_Y], i, n, a);
@@ -8181,11 +8187,9 @@ AMPI_FN void ampi_elements(int op, float p, const ampi_argument* list, size_t n)
         ampi_elements_tile(op, p, list, (size_t)i, ampi_tile_size(n, (size_t)i)));
 }
 
-/* y = f(x) or dx = dy * f'. Of many values of 16 bits, what is slow to compute comes from a table
-   in the workspace. */
-AMPI_FN void ampi_activation_run(int op, const ampi_argument* list, size_t n,
-        const amp_exec* exec) {
-    enum { values = 65536 };
+/* A table of an activation f, or of its gradient AMPI_SLOPE + f, pays for many elements of 16 bits
+   if it saves an exponential. One of y as `saved` takes none. */
+AMPI_FN int ampi_table_pays(int op, amp_dtype t, size_t n) {
     static const unsigned char slow[] = {
 #define AMPI_X(NAME, name, reads, slow) slow,
         AMP_ACTIVATION_LIST(AMPI_X)
@@ -8194,36 +8198,45 @@ AMPI_FN void ampi_activation_run(int op, const ampi_argument* list, size_t n,
         AMP_ACTIVATION_LIST(AMPI_X)
 #undef AMPI_X
     };
+    return slow[op] && ampi_type_size(t) == 2 && n >= 4 * AMPI_VALUES;
+}
+
+/* table[bits] = f of the number with these 16 bits, of type t; of a gradient, its factor of dy. */
+AMPI_FN void ampi_table_fill(int op, amp_dtype t, float* table) {
+    AMPI_PARALLEL_FOR(1, for (int64_t i = 0; i < AMPI_VALUES; i += AMPI_TILE) {
+        float v[AMPI_TILE], one[AMPI_TILE];
+        uint16_t* const bits = (uint16_t*)(void*)(table + i);  /* where the results will lie */
+        for (size_t l = 0; l < AMPI_TILE; l++) bits[l] = (uint16_t)((size_t)i + l);
+        ampi_load_f32(v, bits, t, 0, AMPI_TILE);
+        ampi_fill(one, AMPI_TILE, 1.0f);
+        ampi_elementwise(op, table + i, op < AMPI_SLOPE ? v : one, v, 0.0f, AMPI_TILE);
+    });
+}
+
+/* y = f(x), or of AMPI_SLOPE + f dx = dy * f'(saved), n elements: from a table of f or f' in the
+   workspace where that pays. */
+AMPI_FN void ampi_activation_run(int op, const ampi_argument* list, size_t n,
+        const amp_exec* exec) {
     const int back = op >= AMPI_SLOPE;
     const ampi_argument* x = &list[back ? AMPI_ARG_DY : AMPI_ARG_X];  /* of backward: `saved` */
-    int64_t i;
-    const int tabled = slow[op] && ampi_type_size(x->dtype) == 2 && n >= 4 * values
-        && list[AMPI_ARG_Y].data;
+    const int tabled = ampi_table_pays(op, x->dtype, n) && list[AMPI_ARG_Y].data;
     AMPI_GROW_WORKSPACE(tabled ? AMP_ACTIVATION_WORKSPACE : 0)
     if (!tabled || !exec || !exec->workspace || exec->workspace_size < AMP_ACTIVATION_WORKSPACE) {
         ampi_elements(op, 0.0f, list, n);
         return;
     }
+
     float* table = ampi_align64(exec->workspace);
-    AMPI_PARALLEL_FOR(1, for (i = 0; i < values; i += AMPI_TILE) {
-        float v[AMPI_TILE], one[AMPI_TILE];
-        uint16_t* const bits = (uint16_t*)(void*)(table + i);
-        size_t l;
-        for (l = 0; l < AMPI_TILE; l++) one[l] = 1.0f;
-        for (l = 0; l < AMPI_TILE; l++) bits[l] = (uint16_t)((size_t)i + l);
-        ampi_load_f32(v, bits, x->dtype, 0, AMPI_TILE);
-        ampi_elementwise(op, table + i, back ? one : v, v, 0.0f, AMPI_TILE);
-    });
-    AMPI_PARALLEL_FOR(1, for (i = 0; i < (int64_t)n; i += AMPI_TILE) {
+    ampi_table_fill(op, x->dtype, table);
+    AMPI_PARALLEL_FOR(1, for (int64_t i = 0; i < (int64_t)n; i += AMPI_TILE) {
         AMPI_ALIGNED float v[AMPI_TILE], dy[AMPI_TILE];
-        const size_t at = (size_t)i, count = ampi_tile_size(n, at);
+        const size_t at = (size_t)i, count = ampi_tile_size(n, at), padded = ampi_padded(count);
         const uint16_t* bits = (const uint16_t*)x->data + at;
-        size_t l;
-        for (l = 0; l < count; l++) v[l] = table[bits[l]];
-        for (; l < ampi_padded(count); l++) v[l] = 0.0f;
+        for (size_t l = 0; l < count; l++) v[l] = table[bits[l]];
+        ampi_fill(v + count, padded - count, 0.0f);
         if (back)
             ampi_elementwise(AMPI_MULTIPLY, v, ampi_view(&list[AMPI_ARG_X], at, count, dy), v,
-                0.0f, l);
+                0.0f, padded);
         ampi_store(&list[AMPI_ARG_Y], at, v, count);
     });
 }
@@ -8275,7 +8288,8 @@ AMPI_KERNEL(ampi_drop, (float* y, const float* x, const uint32_t* bits, float p,
         & ~ampi_mask((float)(int32_t)(bits[i] >> 8) * (1.0f / 16777216.0f) < p)));
 }
 
-/* Checks, then drops tile by tile; four random words come from one position of Philox. */
+/* Checks, then drops tile by tile. Element i takes random word `offset` + i of the seed; words come
+   in fours, of which a tile's first may lie inside one. */
 AMP_DEF amp_result amp_dropout_forward(amp_ref x, amp_ref y, size_t n, float p, uint64_t seed,
         uint64_t offset, const amp_exec* exec) {
     const ampi_argument list[] = {
@@ -8288,14 +8302,17 @@ AMP_DEF amp_result amp_dropout_forward(amp_ref x, amp_ref y, size_t n, float p, 
     AMPI_COMPUTE_OP;
     AMPI_PARALLEL_OVER(n, for (int64_t i = 0; i < (int64_t)n; i += AMPI_TILE) {
         float x_tile[AMPI_TILE], y_tile[AMPI_TILE];
-        uint32_t bits[AMPI_TILE + 4];
         const size_t start = (size_t)i, count = ampi_tile_size(n, start),
-            skip = (size_t)((offset + start) & 3u);
+            padded = ampi_padded(count);
+
+        uint32_t words[AMPI_TILE + 4];
+        const uint64_t word = offset + start;
+        const size_t skip = (size_t)(word & 3u);
+        ampi_random_fill(words, seed, word - skip, ampi_round_up(skip + padded, 4));
+
         float* v = ampi_open(&list[AMPI_ARG_Y], start, count, y_tile);
-        ampi_random_fill(bits, seed, offset + start - skip,
-            ampi_round_up(skip + ampi_padded(count), 4));
-        ampi_drop(v, ampi_view(&list[AMPI_ARG_X], start, count, x_tile), bits + skip, p,
-            1.0f / (1.0f - p), ampi_padded(count));
+        ampi_drop(v, ampi_view(&list[AMPI_ARG_X], start, count, x_tile), words + skip, p,
+            1.0f / (1.0f - p), padded);
         ampi_store(&list[AMPI_ARG_Y], start, v, count);
     });
     AMPI_DONE_OP;
@@ -8342,12 +8359,13 @@ AMP_DEF amp_result amp_concat_forward(amp_ref x, size_t d, amp_ref y, size_t d_t
     AMPI_DONE_OP;
 }
 
-/* Checks, then copies row by row, or adds in tiles. */
+/* x of `rows` rows of d elements becomes, or with ACCUMULATE_INPUT is added to, columns [column,
+   column + d) of y, whose rows have d_total elements. */
 AMP_DEF amp_result amp_concat_backward(amp_ref y, size_t d_total, size_t column, amp_ref x,
         size_t d, size_t rows, int accumulate, const amp_exec* exec) {
-    const int none = d == 0 ? AMPI_NULL : 0;
-    const size_t n = ampi_area(rows, d_total);
+    const int none = d == 0 ? AMPI_NULL : 0;  /* operands of no elements may be NULL */
     const int adds = accumulate & AMP_ACCUMULATE_INPUT;
+    const size_t n = ampi_area(rows, d_total);
     const ampi_argument list[] = {
         AMPI_ARG(y, AMPI_IN | none, n),
         AMPI_ARG(x, AMPI_OUT | none | (adds ? AMPI_ADDS : 0), rows * d)
@@ -8355,13 +8373,15 @@ AMP_DEF amp_result amp_concat_backward(amp_ref y, size_t d_total, size_t column,
     AMPI_CHECK("concat backward", n, list);
     AMPI_TRY(ampi_check_columns(exec, "concat backward", d, d_total, column));
     if (d == 0) return AMP_OK;
+
     AMPI_COMPUTE_OP;
     AMPI_PARALLEL_OVER(rows * d, for (int64_t row = 0; row < (int64_t)rows; row++) {
         const size_t from = (size_t)row * d_total + column, to = (size_t)row * d;
         float tile[AMPI_TILE];
         size_t count;
         if (!adds) amp_convert(ampi_from(x, to), ampi_from(y, from), d);
-        for (size_t i = 0; adds && (count = ampi_tile_size(d, i)) > 0; i += count) {
+        else for (size_t i = 0; i < d; i += count) {
+            count = ampi_tile_size(d, i);
             ampi_load_f32(tile, y.data, y.dtype, from + i, count);
             ampi_store(&list[AMPI_ARG_Y], to + i, tile, count);
         }
