@@ -8130,8 +8130,8 @@ typedef enum ampi_loss {
 } ampi_loss;
 
 /* Operations on elements a and b: an activation f of a; its gradient AMPI_SLOPE + f, where a is dy
-   and b is `saved`; a loss, where b is the target; the logarithm of a, p * a + b, a + b, a * b. p: a
-   factor. */
+   and b is `saved`; a loss, where b is the target; the logarithm of a, p * a + b, a + b, a * b. p:
+   a factor. */
 enum {
     AMPI_SLOPE = AMP_ACTIVATION_COUNT,
     AMPI_ADD = AMPI_BCE_SLOPE + 1, AMPI_LOG, AMPI_ADD_TO_PRODUCT, AMPI_MULTIPLY
@@ -8417,8 +8417,7 @@ AMPI_FN void ampi_reader_open(ampi_reader* r, const ampi_argument* list, int arg
 /* Elements [at, at + n), rows of d. */
 AMPI_FN const float* ampi_read(ampi_reader* r, size_t at, size_t n, size_t d) {
     if (r->floats && r->at == at && r->n == n) return r->floats;
-    if (!r->v->data)
-        for (size_t l = 0; l < ampi_padded(n); l++) r->tile[l] = r->missing;
+    if (!r->v->data) ampi_fill(r->tile, ampi_padded(n), r->missing);
     r->floats = r->v->data ? ampi_view_rows(r->v, at, n, d, r->all, r->tile) : r->tile;
     r->at = at;
     r->n = n;
@@ -8433,12 +8432,12 @@ AMPI_FN const float* ampi_read(ampi_reader* r, size_t at, size_t n, size_t d) {
      SOFTMAX_DX   y = x * (dy - mean) */
 typedef enum ampi_row_op { AMPI_NORM, AMPI_NORM_DX, AMPI_EXP, AMPI_DIVIDE,
         AMPI_SOFTMAX_DX } ampi_row_op;
-/* Its numbers: arrays for rows, or if `by_column` for columns; base and factor hold for all
-   rows. */
+/* The numbers of an operation on rows. NULL: of each column or row 0, of scale and gamma 1. */
 typedef struct ampi_row_args {
-    const float *mean, *scale, *a, *b, *gamma, *beta;
+    const float *mean, *scale, *a, *b;  /* one a row, or if statistics_by_column one a column */
+    const float *gamma, *beta;          /* one a row, or if params_by_column one a column */
     int statistics_by_column, params_by_column;
-    float base, factor;
+    float base, factor;                 /* of all rows */
 } ampi_row_args;
 
 /* Arguments of which all are absent or 0. */
@@ -8448,12 +8447,13 @@ AMPI_INLINE ampi_row_args ampi_no_row_args(void) {
     return q;
 }
 
-/* One of these arrays, or a number for all if NULL. A group's 16 numbers lie at first + step * its
-   first column. */
+/* An array of ampi_row_args beside a row. */
 typedef struct ampi_row_lanes {
-        float same[AMPI_LANES]; const float* first; size_t step; } ampi_row_lanes;
-/* An operand of a row as lanes: its elements if it has one for each column, else one value in
-   all lanes. */
+    const float* first;      /* the 16 numbers from column i on lie at first + step * i */
+    size_t step;             /* 1: one a column; 0: all of them are `same` */
+    float same[AMPI_LANES];
+} ampi_row_lanes;
+/* The numbers of array v beside row `row`; `missing`: those of NULL. */
 AMPI_INLINE void ampi_row_lanes_of(ampi_row_lanes* q, const float* v, int by_column, size_t row,
         float missing) {
     const float same = v && !by_column ? v[row] : missing;
@@ -8462,6 +8462,8 @@ AMPI_INLINE void ampi_row_lanes_of(ampi_row_lanes* q, const float* v, int by_col
     for (size_t l = 0; l < AMPI_LANES; l++) q->same[l] = same;
 }
 
+/* In AMPI_LOOP: the number beside element i. */
+/* In AMPI_LOOP: the number beside element i. */
 #define AMPI_LANE_OF(q) (q).first[ampi_i * (q).step + ampi_l]
 
 /* NORM_DX if dy, else NORM. A missing beta is -0, as adding +0 would change -0. */
@@ -8521,7 +8523,7 @@ typedef enum ampi_terms {
     AMPI_SQUARES,      /* sum: x; dot: (x - mean)^2 */
     AMPI_SQUARES_LESS  /* sum: x - mean; dot: (x - mean)^2 */
 } ampi_terms;
-/* Sums of rows; by lanes those of a single row, from which a kernel can go on. */
+/* Sums of each row of a call; those of a single row also by lanes, from which a call can go on. */
 typedef struct ampi_row_sums {
     double sum[AMPI_ROWS], dot[AMPI_ROWS], sum_lanes[AMPI_LANES], dot_lanes[AMPI_LANES];
 } ampi_row_sums;
@@ -8557,40 +8559,42 @@ AMPI_INLINE void ampi_add_terms(int hw, ampi_terms terms, double* sum, double* d
     }
 }
 
-/* Sums of `rows` rows of n elements each; terms is a constant where it is called. */
+/* Sums of `rows` rows of n elements of y and x, one behind another, to s->sum and s->dot: those
+   that `terms` have. more: a single row goes on from its lanes in s. */
 AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_row_sums* s, const float* y,
         const float* x, const ampi_row_args* q, size_t rows, size_t n, int more) {
-    static const double none[AMPI_LANES] = { 0.0 };  /* added, as gcc copies and clears arrays
-                                                        slowly */
-    const int sums = terms == AMPI_SUM || terms >= AMPI_DOT, dots = terms != AMPI_SUM;
     const size_t ahead = ampi_ahead(n);
     ampi_row_lanes gamma;
-    size_t r, i, l;
-    for (r = 0; r < rows; r++, y += n, x += n) {
+    for (size_t r = 0; r < rows; r++, y += n, x += n) {
         const float mean = terms >= AMPI_DOT && q->mean ? q->mean[r] : 0.0f;
         const float scale = terms >= AMPI_DOT && q->scale ? q->scale[r] : 1.0f;
-        const double center = s->sum[r];
+        const double center = s->sum[r];  /* of DISTANCES: the mean */
         double sum[AMPI_LANES], dot[AMPI_LANES];
-        if (sums)
-            for (l = 0; l < AMPI_LANES; l++) sum[l] = (more ? s->sum_lanes : none)[l] + 0.0;
-        if (dots)
-            for (l = 0; l < AMPI_LANES; l++) dot[l] = (more ? s->dot_lanes : none)[l] + 0.0;
+        for (size_t l = 0; l < AMPI_LANES; l++) {
+            sum[l] = more ? s->sum_lanes[l] : 0.0;
+            dot[l] = more ? s->dot_lanes[l] : 0.0;
+        }
         if (terms == AMPI_DOT) ampi_row_lanes_of(&gamma, q->gamma, q->params_by_column, r, 1.0f);
-        for (i = 0; i < n; i += AMPI_LANES) {
+
+        for (size_t i = 0; i < n; i += AMPI_LANES) {
             const float* g = terms == AMPI_DOT ? gamma.first + i * gamma.step : NULL;
-            if (terms != AMPI_DISTANCES) AMPI_FETCH(x + i, ahead);
+            if (terms != AMPI_DISTANCES) AMPI_FETCH(x + i, ahead);  /* a second pass over x */
             if (terms == AMPI_PRODUCTS || terms == AMPI_DOT) AMPI_FETCH(y + i, ahead);
+
+            /* whole groups need no mask */
             if (n - i >= AMPI_LANES)
                 ampi_add_terms(hw, terms, sum, dot, y + i, x + i, g, mean, scale, center, NULL);
             else
                 ampi_add_terms(hw, terms, sum, dot, y + i, x + i, g, mean, scale, center,
                     ampi_lanes_in(n - i));
         }
-        if (sums) s->sum[r] = ampi_lane_total(sum);
-        if (dots) s->dot[r] = ampi_lane_total(dot);
+
+        /* what a kind does not sum stays in s */
+        if (terms == AMPI_SUM || terms >= AMPI_DOT) s->sum[r] = ampi_lane_total(sum);
+        if (terms != AMPI_SUM) s->dot[r] = ampi_lane_total(dot);
         if (rows > 1) continue;
-        if (sums) memcpy(s->sum_lanes, sum, sizeof sum);
-        if (dots) memcpy(s->dot_lanes, dot, sizeof dot);
+        memcpy(s->sum_lanes, sum, sizeof sum);
+        memcpy(s->dot_lanes, dot, sizeof dot);
     }
 }
 
@@ -8613,8 +8617,9 @@ AMPI_KERNEL(ampi_sum_rows, (ampi_terms terms, ampi_row_sums* s, const float* y, 
 #undef AMPI_CASE
 }
 
-/* Adds sums of columns, see ampi_terms, to sum and dot. Rows are n apart, and summed in whole
-   groups of lanes. */
+/* Adds to sum[i] and dot[i] what `rows` rows of n elements of y and x have in column i, see
+   ampi_terms: SQUARES and the like of x, or DOT with gamma 1. Columns are summed in whole groups of
+   lanes. */
 AMPI_INLINE void ampi_sum_columns_as(int hw, ampi_terms terms, double* AMPI_RESTRICT sum,
         double* AMPI_RESTRICT dot, const float* AMPI_RESTRICT y, const float* AMPI_RESTRICT x,
         const ampi_row_args* q, size_t rows, size_t n) {
@@ -8623,6 +8628,8 @@ AMPI_INLINE void ampi_sum_columns_as(int hw, ampi_terms terms, double* AMPI_REST
     for (size_t r = 0; r < rows; r++, y += n, x += n) {
         ampi_row_lanes_of(&mean, q->mean, q->statistics_by_column, r, 0.0f);
         ampi_row_lanes_of(&scale, q->scale, q->statistics_by_column, r, 1.0f);
+
+        /* ampi_i and ampi_l: the group and the lane of AMPI_LANE_OF */
         for (size_t ampi_i = 0; ampi_i < n; ampi_i += AMPI_LANES) {
             AMPI_FETCH(x + ampi_i, ahead);
             if (terms == AMPI_DOT) AMPI_FETCH(y + ampi_i, ahead);
@@ -8652,10 +8659,12 @@ AMPI_KERNEL(ampi_sum_columns, (ampi_terms terms, double* sum, double* dot, const
 typedef struct ampi_rows {
     const ampi_argument* list;
     size_t rows, d;
-    double eps;             /* of layer norm */
-    size_t ld;              /* elements from a row to the next */
-    const int32_t *labels, *ignored;  /* of a loss; NULL: softmax alone, no label ignored */
-    float smoothing, factor;
+    double eps;              /* of layer norm */
+    size_t ld;               /* elements from a row to the next */
+    const int32_t* labels;   /* of a cross-entropy, one a row; NULL: softmax alone */
+    const int32_t* ignored;  /* the label of rows that do not count; NULL: none */
+    float smoothing;         /* of a cross-entropy: the part of the target shared by all classes */
+    float factor;            /* of a result of softmax, or of the gradient */
 } ampi_rows;
 
 /* Has a row of a loss the label that is ignored? */
@@ -8728,11 +8737,11 @@ AMPI_FN void ampi_norm_apply(ampi_row_args* q, ampi_reader* dy, ampi_reader* x, 
    image. */
 enum { AMPI_BN_WIDE = 512 };
 typedef struct ampi_bn_plan {
-    size_t n, channels, spatial;
-    size_t groups, per_group;  /* groups of channels, channels in one */
-    size_t planes;             /* of a channel, in a tile */
+    size_t n, channels, spatial;  /* images, channels of one, pixels of a plane */
+    size_t groups, per_group;     /* groups of channels, channels in one */
+    size_t planes;                /* of one channel, in a tile */
     float eps, momentum;
-    unsigned char* held;       /* of amp_batch_norm_shape */
+    unsigned char* held;          /* of amp_batch_norm_shape */
 } ampi_bn_plan;
 
 /* Frozen statistics are constants: both passes are those of evaluation. */
@@ -8755,8 +8764,13 @@ AMPI_FN amp_result ampi_bn_plan_make(const amp_batch_norm_shape* s, int training
         "batch norm: eps %g must be greater than 0 and finite", (double)s->eps);
     AMPI_REFUSE_CALL(!ampi_in_range(&p->momentum, 0.0f, 1.0f), AMP_ERR_DESC,
         "batch norm: momentum %g must lie in 0..1", (double)s->momentum);
-    p->n = (size_t)s->n; p->channels = (size_t)s->channels; p->spatial = (size_t)s->spatial;
+
+    p->n = (size_t)s->n;
+    p->channels = (size_t)s->channels;
+    p->spatial = (size_t)s->spatial;
     p->held = s->held;
+
+    /* see AMPI_BN_WIDE */
     p->planes = p->spatial < AMPI_TILE ? AMPI_TILE / p->spatial : 1;
     p->per_group = ampi_min_size(p->planes, AMPI_BN_WIDE);
     p->groups = ampi_div_up(p->channels, p->per_group);
@@ -8764,13 +8778,15 @@ AMPI_FN amp_result ampi_bn_plan_make(const amp_batch_norm_shape* s, int training
     return AMP_OK;
 }
 
+/* A call of batch norm. */
 typedef struct ampi_bn {
     ampi_bn_plan p;
     const ampi_argument* list;
-    float *running_mean, *running_var;
-    int training, frozen;
+    float *running_mean, *running_var;  /* one a channel; forward alone */
+    int constant;  /* are the statistics constants: of evaluation forward, frozen backward? */
 } ampi_bn;
-/* Channels [first, first + width), and what their columns or rows of elements have. */
+/* Channels [first, first + width), and numbers of each: those of ampi_row_args, and sums. scale is
+   1/sqrt(variance + eps), backward at last times gamma. */
 typedef struct ampi_bn_group {
     size_t first, width;
     float mean[AMPI_BN_WIDE], scale[AMPI_BN_WIDE], gamma[AMPI_BN_WIDE], beta[AMPI_BN_WIDE];
@@ -8781,8 +8797,8 @@ typedef struct ampi_bn_group {
 AMPI_FN void ampi_bn_read(const ampi_bn* f, const ampi_bn_group* g, int arg, float missing,
         float* lanes) {
     const ampi_argument* v = &f->list[arg];
-    for (size_t l = 0; l < g->width; l++) lanes[l] = missing;
     if (v->data) ampi_load_f32(lanes, v->data, v->dtype, g->first, g->width);
+    else ampi_fill(lanes, g->width, missing);
 }
 
 /* The channels of group number `group`, with their gamma. */
@@ -8803,69 +8819,71 @@ AMPI_FN const float* ampi_bn_tile(const ampi_bn_plan* p, ampi_reader* x, size_t 
     return x->tile;
 }
 
-/* Sums of a group's channels, whose means are g->mean: of x, or of dy and x. */
+/* Sums of a group's channels to g->sum and g->dot, see ampi_terms, with mean g->mean: AMPI_DOT of
+   dy (y there) and x, other terms of x alone. */
 AMPI_FN void ampi_bn_sums(const ampi_bn* f, ampi_bn_group* g, ampi_terms terms) {
     const ampi_bn_plan* p = &f->p;
-    const size_t size = p->channels * p->spatial;
+    const size_t image = p->channels * p->spatial, first = g->first * p->spatial;  /* elements */
     ampi_row_args q = ampi_no_row_args();
-    ampi_row_sums s;
-    size_t c, i, k, n, at;
     AMPI_OPEN_READER(x, AMPI_ARG_X);
     AMPI_OPEN_READER(dy, AMPI_ARG_DY);
     q.mean = g->mean;
-    q.statistics_by_column = 1;
+
+    /* channels of one pixel are columns, an image is their row */
     if (p->spatial == 1) {
-        for (i = 0; i < p->n; i++) {
-            const float* v = ampi_read(&x, i * size + g->first, g->width, g->width);
-            const float* u = terms == AMPI_DOT ? ampi_read(&dy, i * size + g->first, g->width,
-                g->width) : v;
+        q.statistics_by_column = 1;
+        for (size_t at = first; at < p->n * image; at += image) {
+            const float* v = ampi_read(&x, at, g->width, g->width);
+            const float* u = terms == AMPI_DOT ? ampi_read(&dy, at, g->width, g->width) : v;
             ampi_sum_columns(terms, g->sum, g->dot, u, v, &q, 1, g->width);
         }
+        return;
     }
-    if (p->spatial > 1) {
-        for (c = 0; c < g->width; c++) {
-            q.mean = &g->mean[c];
-            for (i = 0; i < p->n; i += p->planes)
-                for (k = 0; k < p->spatial; k += AMPI_TILE) {
-                    const float *u, *v;
-                    n = ampi_min_size(p->n - i, p->planes) * ampi_tile_size(p->spatial, k);
-                    at = i * size + (g->first + c) * p->spatial + k;
-                    v = ampi_bn_tile(p, &x, at, n);
-                    u = terms == AMPI_DOT ? ampi_bn_tile(p, &dy, at, n) : v;
-                    ampi_sum_rows(terms, &s, u, v, &q, 1, n, i + k > 0);
-                }
-            g->sum[c] = s.sum[0];
-            g->dot[c] = s.dot[0];
-        }
+
+    /* other channels are a row each: a tile of whole planes, or of a part of one, goes on from the
+       tile before */
+    for (size_t c = 0; c < g->width; c++, q.mean++) {
+        ampi_row_sums s;
+        for (size_t i = 0; i < p->n; i += p->planes)
+            for (size_t k = 0; k < p->spatial; k += AMPI_TILE) {
+                const size_t at = i * image + first + c * p->spatial + k;
+                const size_t n = ampi_min_size(p->n - i, p->planes) * ampi_tile_size(p->spatial, k);
+                const float* v = ampi_bn_tile(p, &x, at, n);
+                const float* u = terms == AMPI_DOT ? ampi_bn_tile(p, &dy, at, n) : v;
+                ampi_sum_rows(terms, &s, u, v, &q, 1, n, i + k > 0);
+            }
+        g->sum[c] = s.sum[0];
+        g->dot[c] = s.dot[0];
     }
 }
 
-/* A pivot near each channel's mean: the mean of its first pixels (at most 16) in x's type, so
-   differences from it are exact floats unless much larger than x. It is 0 if that mean is no number
-   or a difference might be infinite. */
+/* g->mean becomes a pivot near each channel's mean: the mean of its first pixels (at most 16) in
+   x's type, so differences from it are exact floats unless much larger than x. It is 0 if that mean
+   is no number or a difference might be infinite. */
 AMPI_FN void ampi_bn_pivot(const ampi_bn* f, ampi_bn_group* g) {
     const ampi_argument* x = &f->list[AMPI_ARG_X];
-    /* of 16 bits, so compilers see that it fits `rounded`; unused if x is FP32 */
-    const amp_dtype low = ampi_dtype_or_f32(x->dtype) == AMP_BF16 ? AMP_BF16 : AMP_F16;
-    const size_t n = ampi_min_size(f->p.spatial, AMPI_LANES);
-    uint16_t rounded[AMPI_BN_WIDE];
-    float v[AMPI_LANES];
-    size_t c, l;
+    const amp_dtype t = ampi_dtype_or_f32(x->dtype);
+
     /* of one pixel a plane, channels are neighbours */
+    const size_t n = ampi_min_size(f->p.spatial, AMPI_LANES);
     if (n == 1) ampi_bn_read(f, g, AMPI_ARG_X, 0.0f, g->mean);
-    if (n > 1) {
-        for (c = 0; c < g->width; c++) {
-            double sum = 0.0;
-            ampi_load_f32(v, x->data, x->dtype, (g->first + c) * f->p.spatial, n);
-            for (l = 0; l < n; l++) sum += (double)v[l];
-            g->mean[c] = (float)(sum / (double)n);
-        }
+    for (size_t c = 0; c < g->width && n > 1; c++) {
+        float v[AMPI_LANES];
+        double sum = 0.0;
+        ampi_load_f32(v, x->data, t, (g->first + c) * f->p.spatial, n);
+        for (size_t l = 0; l < n; l++) sum += (double)v[l];
+        g->mean[c] = (float)(sum / (double)n);
     }
-    if (ampi_dtype_or_f32(x->dtype) != AMP_F32) {
+
+    /* rounded to x's type; compilers see that one of 16 bits fits the array */
+    if (t != AMP_F32) {
+        uint16_t rounded[AMPI_BN_WIDE];
+        const amp_dtype low = t == AMP_BF16 ? AMP_BF16 : AMP_F16;
         ampi_store_f32(rounded, low, 0, g->mean, g->width);
         ampi_load_f32(g->mean, rounded, low, 0, g->width);
     }
-    for (c = 0; c < g->width; c++) if (!(fabs((double)g->mean[c]) < 1e30)) g->mean[c] = 0.0f;
+    for (size_t c = 0; c < g->width; c++)
+        if (!(fabs((double)g->mean[c]) < 1e30)) g->mean[c] = 0.0f;
 }
 
 /* Means to g->sum, and the sum of squared distances from them to g->dot, in one pass over a
@@ -8905,20 +8923,22 @@ AMPI_HD AMPI_FN void ampi_bn_run(float* mean, float* var, unsigned char* held, s
 }
 
 /* A group's mean and 1/sqrt(variance + eps), from its values or from the running statistics, which
-   training updates. */
+   training updates with the unbiased variance. */
 AMPI_FN void ampi_bn_statistics(const ampi_bn* f, ampi_bn_group* g) {
-    const double values = f->training ? (double)f->p.n * (double)f->p.spatial : 1.0;
+    const double values = f->constant ? 1.0 : (double)f->p.n * (double)f->p.spatial;
     size_t c;
-    if (f->training) ampi_bn_measure(f, g, values);
+    if (!f->constant) ampi_bn_measure(f, g, values);
     for (c = 0; c < g->width; c++) {
-        if (!f->training) g->sum[c] = (double)f->running_mean[g->first + c];
-        if (!f->training) g->dot[c] = (double)f->running_var[g->first + c];
+        if (f->constant) {
+            g->sum[c] = (double)f->running_mean[g->first + c];
+            g->dot[c] = (double)f->running_var[g->first + c];
+        }
         g->mean[c] = (float)g->sum[c];
         g->scale[c] = (float)(1.0 / sqrt(g->dot[c] / values + (double)f->p.eps));
     }
     ampi_store(&f->list[AMPI_ARG_MEAN], g->first, g->mean, g->width);
     ampi_store(&f->list[AMPI_ARG_INVSTD], g->first, g->scale, g->width);
-    if (f->training && f->p.momentum != 0.0f) {
+    if (!f->constant && f->p.momentum != 0.0f) {
         for (c = 0; c < g->width; c++)
             ampi_bn_run(f->running_mean, f->running_var, f->p.held, g->first + c, f->p.momentum,
                 g->mean[c], (float)(g->dot[c] / (values - 1.0)));
@@ -8958,10 +8978,12 @@ AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int tra
         float* save_invstd, amp_ref y, const amp_exec* exec) {
     ampi_bn_plan p;
     AMPI_TRY(ampi_bn_plan_make(s, training, &p, ampi_exec_logger(exec)));
-    training = ampi_bn_trains(s, training);
     const size_t n = ampi_area(ampi_area(p.n, p.channels), p.spatial);
-    const int running = training ? AMPI_OUT | AMPI_NULL : AMPI_IN, saved = training ? AMPI_OUT
-        : AMPI_OUT | AMPI_NULL;
+
+    /* training updates the running statistics and saves the batch's; else the former are read */
+    const int constant = !ampi_bn_trains(s, training);
+    const int running = constant ? AMPI_IN : AMPI_OUT | AMPI_NULL,
+        saved = constant ? AMPI_OUT | AMPI_NULL : AMPI_OUT;
     const ampi_argument list[] = {
         AMPI_ARG(x, AMPI_IN, n),
         AMPI_ARG(y, AMPI_OUT, n),
@@ -8972,11 +8994,12 @@ AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int tra
         AMPI_ARG_F32(running_mean, running, p.channels),
         AMPI_ARG_F32(running_var, running, p.channels)
     };
-    const ampi_bn f = { p, list, running_mean, running_var, training, 0 };
+    const ampi_bn f = { p, list, running_mean, running_var, constant };
     AMPI_CHECK("batch norm", n, list);
+
     AMPI_COMPUTE_OP;
-    AMPI_PARALLEL_OVER(n, for (int64_t i = 0; i < (int64_t)p.groups; i++) ampi_bn_forward_group(&f,
-        (size_t)i));
+    AMPI_PARALLEL_OVER(n,
+        for (int64_t i = 0; i < (int64_t)p.groups; i++) ampi_bn_forward_group(&f, (size_t)i));
     AMPI_DONE_OP;
 }
 
@@ -8985,18 +9008,15 @@ AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int tra
    Here dx = (dy - a - (x - mean) * b) * scale, scale = invstd * gamma; or dy * scale, if statistics
    are constants. */
 AMPI_FN void ampi_bn_backward_group(const ampi_bn* f, size_t group) {
-    const double values = (double)f->p.n * (double)f->p.spatial;
+    const double values = (double)f->p.n * (double)f->p.spatial;  /* M */
     const ampi_argument *dgamma = &f->list[AMPI_ARG_DGAMMA], *dbeta = &f->list[AMPI_ARG_DBETA];
     ampi_bn_group g;
-    ampi_row_args q = ampi_no_row_args();
-    q.mean = g.mean;
-    q.scale = g.scale;
-    q.a = g.a;
-    q.b = g.b;
     ampi_bn_group_open(f, group, &g);
     ampi_bn_read(f, &g, AMPI_ARG_MEAN, 0.0f, g.mean);
     ampi_bn_read(f, &g, AMPI_ARG_INVSTD, 0.0f, g.scale);
-    if (!f->frozen || dgamma->data || dbeta->data) ampi_bn_sums(f, &g, AMPI_DOT);
+
+    /* sums of dy, and of dy * (x - mean), which becomes dgamma */
+    if (!f->constant || dgamma->data || dbeta->data) ampi_bn_sums(f, &g, AMPI_DOT);
     for (size_t c = 0; c < g.width; c++) {
         g.dot[c] *= (double)g.scale[c];
         g.a[c] = (float)(g.sum[c] / values);
@@ -9005,8 +9025,17 @@ AMPI_FN void ampi_bn_backward_group(const ampi_bn* f, size_t group) {
     }
     ampi_store_sums(dgamma, g.first, g.dot, g.width);
     ampi_store_sums(dbeta, g.first, g.sum, g.width);
-    if (f->frozen) q.mean = q.a = NULL;
-    if (f->list[AMPI_ARG_Y].data) ampi_bn_apply(f, &q, &g, f->frozen ? AMPI_ARG_DY : AMPI_ARG_X);
+    if (!f->list[AMPI_ARG_Y].data) return;
+
+    /* dx; with constants y = dy * scale, which reads no x */
+    ampi_row_args q = ampi_no_row_args();
+    q.scale = g.scale;
+    if (!f->constant) {
+        q.mean = g.mean;
+        q.a = g.a;
+        q.b = g.b;
+    }
+    ampi_bn_apply(f, &q, &g, f->constant ? AMPI_ARG_DY : AMPI_ARG_X);
 }
 
 /* Checks shape and operands, then runs group by group. */
@@ -9016,6 +9045,7 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, amp_re
     ampi_bn_plan p;
     AMPI_TRY(ampi_bn_plan_make(s, 1, &p, ampi_exec_logger(exec)));
     const size_t n = ampi_area(ampi_area(p.n, p.channels), p.spatial);
+    const int params = ampi_gradient_use(accumulate, AMP_ACCUMULATE_PARAMS);
     const ampi_argument list[] = {
         AMPI_ARG(x, AMPI_IN, n),
         AMPI_ARG(dx, AMPI_SAME | ampi_gradient_use(accumulate, AMP_ACCUMULATE_INPUT), n),
@@ -9023,11 +9053,12 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, amp_re
         AMPI_ARG(gamma, AMPI_NULL, p.channels),
         AMPI_ARG_F32(save_mean, AMPI_IN, p.channels),
         AMPI_ARG_F32(save_invstd, AMPI_IN, p.channels),
-        AMPI_ARG(dgamma, ampi_gradient_use(accumulate, AMP_ACCUMULATE_PARAMS), p.channels),
-        AMPI_ARG(dbeta, ampi_gradient_use(accumulate, AMP_ACCUMULATE_PARAMS), p.channels)
+        AMPI_ARG(dgamma, params, p.channels),
+        AMPI_ARG(dbeta, params, p.channels)
     };
-    const ampi_bn f = { p, list, NULL, NULL, 1, s->frozen != 0 };
+    const ampi_bn f = { p, list, NULL, NULL, s->frozen != 0 };
     AMPI_CHECK("batch norm backward", n, list);
+
     AMPI_COMPUTE_OP;
     AMPI_PARALLEL_OVER(n,
         for (int64_t i = 0; i < (int64_t)p.groups; i++) ampi_bn_backward_group(&f, (size_t)i));
@@ -9097,30 +9128,32 @@ AMP_DEF amp_result amp_layer_norm_forward(amp_ref x, amp_ref gamma, amp_ref beta
     AMPI_DONE_OP;
 }
 
-/* Rows [row, past). sums, if not NULL: what columns [start, start + width) add to dgamma, then to
-   dbeta. with_dx, if these are all: dx, too, which is (dy * gamma - a - (x - mean) * b) * invstd,
-   see batch norm. Fewer columns need d > AMPI_TILE, as a tile holds one row then. */
+/* The backward pass of rows [row, past), see that of batch norm. sums, if not NULL: columns [start,
+   start + width) add to those of dgamma, then those of dbeta, both padded. If these are all
+   columns, rows of dx, if wanted, are (dy * gamma - a - (x - mean) * b) * invstd. Fewer columns
+   than all come with d > AMPI_TILE, where a tile holds one row. */
 AMPI_FN void ampi_ln_backward_rows(const ampi_rows* f, size_t row, size_t past, size_t start,
-        size_t width, double* sums, int with_dx) {
+        size_t width, double* sums) {
     const float* mean = (const float*)f->list[AMPI_ARG_MEAN].data;
     const float* invstd = (const float*)f->list[AMPI_ARG_INVSTD].data;
-    const int saved = mean && invstd;
+    const int saved = mean && invstd, with_dx = f->list[AMPI_ARG_Y].data && width == f->d;
     float own_mean[AMPI_ROWS], own_invstd[AMPI_ROWS], a[AMPI_ROWS], b[AMPI_ROWS];
     ampi_row_sums s;
-    size_t i, r, n, rows;
+    size_t rows, n;
     AMPI_OPEN_READER(dy, AMPI_ARG_DY);
     AMPI_OPEN_READER(x, AMPI_ARG_X);
     AMPI_OPEN_READER(gamma, AMPI_ARG_GAMMA);
     for (; row < past; row += rows) {
+        /* a tile of rows, with statistics that the forward pass saved, or their own */
         ampi_row_args q = ampi_no_row_args();
         rows = ampi_min_size(past - row, ampi_rows_of_tile(f->d));
         if (!saved) ampi_ln_statistics(f, &x, row, rows, own_mean, own_invstd);
         q.mean = saved ? mean + row : own_mean;
         q.scale = saved ? invstd + row : own_invstd;
-        q.a = a;
-        q.b = b;
         q.params_by_column = 1;
-        for (i = 0; (n = ampi_part_size(width, i)) > 0; i += n) {
+
+        /* sums of columns for the parameters, sums of rows for dx */
+        for (size_t i = 0; (n = ampi_part_size(width, i)) > 0; i += n) {
             const size_t at = row * f->d + start + i;
             const float *g = ampi_read(&dy, at, rows * n, n), *v = ampi_read(&x, at, rows * n, n);
             if (sums)
@@ -9129,19 +9162,20 @@ AMPI_FN void ampi_ln_backward_rows(const ampi_rows* f, size_t row, size_t past, 
             if (with_dx) q.gamma = ampi_read(&gamma, start + i, n, n);
             if (with_dx) ampi_sum_rows(AMPI_DOT, &s, g, v, &q, rows, n, i > 0);
         }
-        if (with_dx) {
-            for (r = 0; r < rows; r++) {
-                a[r] = (float)(s.sum[r] / (double)f->d);
-                b[r] = (float)(s.dot[r] * (double)q.scale[r] / (double)f->d);
-            }
-            ampi_norm_apply(&q, &dy, &x, &gamma, NULL, &f->list[AMPI_ARG_Y], row * f->d, rows,
-                f->d);
+        if (!with_dx) continue;
+
+        for (size_t r = 0; r < rows; r++) {
+            a[r] = (float)(s.sum[r] / (double)f->d);
+            b[r] = (float)(s.dot[r] * (double)q.scale[r] / (double)f->d);
         }
+        q.a = a;
+        q.b = b;
+        ampi_norm_apply(&q, &dy, &x, &gamma, NULL, &f->list[AMPI_ARG_Y], row * f->d, rows, f->d);
     }
 }
 
 AMPI_FN void ampi_ln_dx_rows(const ampi_rows* f, size_t row, size_t rows) {
-    ampi_ln_backward_rows(f, row, row + rows, 0, f->d, NULL, 1);
+    ampi_ln_backward_rows(f, row, row + rows, 0, f->d, NULL);
 }
 
 /* Rows of a part. A column's sum adds its parts' sums in order, so threads can share parts. These
@@ -9164,35 +9198,42 @@ AMP_DEF size_t amp_layer_norm_workspace(size_t rows, size_t d) {
     return (1 + ampi_ln_parts_at_once(rows, d)) * 2 * ampi_padded(d) * sizeof(double) + 64;
 }
 
-/* dgamma and dbeta of columns [start, start + n), with_dx as above: threads take parts in order.
-   The sums, and places of parts, lie in `room`, or here for a tile at most. Parts are added in
-   order, so places bound those under way. */
-AMPI_FN void ampi_ln_params(const ampi_rows* f, size_t start, size_t n, double* room, int with_dx) {
+/* dgamma and dbeta of columns [start, start + n), and dx if these are all. Threads take parts of
+   rows, whose sums are added in order. The total and the sums of each part under way lie in `room`,
+   at_once + 1 times `width` doubles; without it, on the stack, for AMPI_TILE columns at most. */
+AMPI_FN void ampi_ln_params(const ampi_rows* f, size_t start, size_t n, double* room) {
     AMPI_ALIGNED double own[2 * AMPI_TILE];
-    const size_t width = 2 * ampi_padded(n), at_once = ampi_ln_parts_at_once(f->rows, f->d);
+    const size_t width = 2 * ampi_padded(n);  /* sums of a part: of dgamma, then of dbeta */
+    const size_t at_once = ampi_ln_parts_at_once(f->rows, f->d);
     const int64_t rows = (int64_t)ampi_ln_part_rows(f->rows);
     double* sums = room ? room : own;
-    size_t k, m;
     memset(sums, 0, width * sizeof *sums);
     AMPI_PARALLEL_ORDERED(f->rows * f->d >= AMPI_PARALLEL_MIN,
         for (int64_t i = 0; i < (int64_t)f->rows; i += rows),
+
+        /* shared among threads: part number i / rows; at most at_once are under way */
         AMPI_ALIGNED double own_part[2 * AMPI_TILE];
         double* part = room ? room + (1 + (size_t)(i / rows) % at_once) * width : own_part;
         memset(part, 0, width * sizeof *part);
         ampi_ln_backward_rows(f, (size_t)i, ampi_min_size((size_t)(i + rows), f->rows), start, n,
-            part, with_dx),
+            part),
+
+        /* in order */
         for (size_t l = 0; l < width; l++) sums[l] += part[l]);
-    for (k = 0; (m = ampi_tile_size(n, k)) > 0; k += m) {
+
+    for (size_t m, k = 0; (m = ampi_tile_size(n, k)) > 0; k += m) {
         ampi_store_sums(&f->list[AMPI_ARG_DGAMMA], start + k, sums + k, m);
         ampi_store_sums(&f->list[AMPI_ARG_DBETA], start + k, sums + width / 2 + k, m);
     }
 }
 
-/* Checks the operands, then computes dx by rows, dgamma and dbeta by columns. */
+/* dgamma and dbeta from sums down the columns, dx from sums along the rows: in one pass over dy and
+   x where the sums of all columns have room. */
 AMP_DEF amp_result amp_layer_norm_backward(amp_ref dy, amp_ref x, amp_ref gamma, float eps,
         const float* save_mean, const float* save_invstd, amp_ref dx, amp_ref dgamma,
         amp_ref dbeta, int accumulate, size_t rows, size_t d, const amp_exec* exec) {
     const size_t all = ampi_area(rows, d);
+    const int params = ampi_gradient_use(accumulate, AMP_ACCUMULATE_PARAMS);
     const ampi_argument list[] = {
         AMPI_ARG(x, AMPI_IN, all),
         AMPI_ARG(dx, ampi_gradient_use(accumulate, AMP_ACCUMULATE_INPUT), all),
@@ -9200,26 +9241,27 @@ AMP_DEF amp_result amp_layer_norm_backward(amp_ref dy, amp_ref x, amp_ref gamma,
         AMPI_ARG(gamma, AMPI_NULL, d),
         AMPI_ARG_F32(save_mean, AMPI_NULL, rows),
         AMPI_ARG_F32(save_invstd, AMPI_NULL, rows),
-        AMPI_ARG(dgamma, ampi_gradient_use(accumulate, AMP_ACCUMULATE_PARAMS), d),
-        AMPI_ARG(dbeta, ampi_gradient_use(accumulate, AMP_ACCUMULATE_PARAMS), d)
+        AMPI_ARG(dgamma, params, d),
+        AMPI_ARG(dbeta, params, d)
     };
     ampi_rows f = ampi_rows_of(list, rows, d);
-    const size_t bytes = amp_layer_norm_workspace(rows, d);
     AMPI_CHECK("layer norm backward", all, list);
     AMPI_TRY(ampi_ln_check(exec, "layer norm backward", &f, eps));
+
+    /* columns whose sums have room at a time: in a workspace all, else on the stack */
+    const size_t bytes = amp_layer_norm_workspace(rows, d);
     AMPI_GROW_WORKSPACE(bytes)
     const int fits = bytes > 0 && exec && exec->workspace && exec->workspace_size >= bytes;
     double* room = fits ? (double*)(void*)ampi_align64(exec->workspace) : NULL;
-    /* whose sums there is room for */
     const size_t columns = room ? d : ampi_min_size(d, AMPI_TILE);
-    const int sums = dgamma.data || dbeta.data, with_dx = dx.data && columns == d;
+
+    /* no rows add nothing; else they set dgamma and dbeta to 0 */
     if (rows == 0 && accumulate & AMP_ACCUMULATE_PARAMS) return AMP_OK;
     AMPI_COMPUTE_OP;
-    if (sums) {
-        for (size_t start = 0; start < d; start += columns)
-            ampi_ln_params(&f, start, ampi_min_size(d - start, columns), room, with_dx);
-    }
-    if (dx.data && !(sums && with_dx)) ampi_rows_all(ampi_ln_dx_rows, &f);
+    const int sums = dgamma.data || dbeta.data;
+    for (size_t start = 0; start < d && sums; start += columns)
+        ampi_ln_params(&f, start, ampi_min_size(d - start, columns), room);
+    if (dx.data && !(sums && columns == d)) ampi_rows_all(ampi_ln_dx_rows, &f);
     AMPI_DONE_OP;
 }
 
@@ -9249,13 +9291,14 @@ AMPI_KERNEL(ampi_rows_max, (float* max, const float* x, size_t rows, size_t n), 
     }
 }
 
-/* Each row's maximum, and sum of exp(x - max). Rows that fit a tile leave those terms in e. */
+/* Each row's maximum, and in s->sum the sum of exp(x - max). Rows that fit a tile leave those terms
+   in e. */
 AMPI_FN void ampi_softmax_measure(ampi_reader* x, size_t at, size_t rows, size_t d, float* max,
         ampi_row_sums* s, float* e) {
     ampi_row_args q = ampi_no_row_args();
     size_t i, n;
     q.mean = max;
-    for (i = 0; i < rows; i++) max[i] = ampi_float(0xff800000u);
+    ampi_fill(max, rows, ampi_float(0xff800000u));
     for (i = 0; (n = ampi_part_size(d, i)) > 0; i += n)
         ampi_rows_max(max, ampi_read(x, at + i, rows * n, n), rows, n);
     for (i = 0; (n = ampi_part_size(d, i)) > 0; i += n) {
@@ -9264,34 +9307,37 @@ AMPI_FN void ampi_softmax_measure(ampi_reader* x, size_t at, size_t rows, size_t
     }
 }
 
-/* Softmax, or with labels the gradient of its cross-entropy: a class's target is `base`, a label's
-   `target`. */
+/* Softmax of rows [row, row + rows), which fit a tile or are one row. With labels the gradient of
+   its cross-entropy: (softmax - target) * factor, where the target of a label is `target`, of
+   another class `base`. */
 AMPI_FN void ampi_softmax_rows(const ampi_rows* f, size_t row, size_t rows) {
     AMPI_ALIGNED float e[AMPI_ROWS_TILE], tile[AMPI_ROWS_TILE];
     const float base = f->smoothing / (float)f->d, target = base - (f->smoothing - 1.0f);
     float max[AMPI_ROWS], inverse[AMPI_ROWS];
     ampi_row_args q = ampi_no_row_args();
     ampi_row_sums s;
-    size_t i, n, r;
+    size_t n, r;
     AMPI_OPEN_READER(x, AMPI_ARG_X);
+    ampi_softmax_measure(&x, row * f->ld, rows, f->d, max, &s, e);
+    for (r = 0; r < rows; r++) inverse[r] = 1.0f / (float)s.sum[r];
     q.mean = max;
     q.scale = inverse;
     q.base = base;
     q.factor = f->factor;
-    ampi_softmax_measure(&x, row * f->ld, rows, f->d, max, &s, e);
-    for (r = 0; r < rows; r++) inverse[r] = 1.0f / (float)s.sum[r];
-    for (i = 0; (n = ampi_part_size(f->d, i)) > 0; i += n) {
+
+    /* whole rows, or columns [i, i + n) of one, whose exponentials are not in e any more */
+    for (size_t i = 0; (n = ampi_part_size(f->d, i)) > 0; i += n) {
         const size_t at = row * f->ld + i;
         float* y = ampi_open(&f->list[AMPI_ARG_Y], at, n, tile);
         if (f->d > AMPI_PART) ampi_rows_each(AMPI_EXP, &q, e, NULL, ampi_read(&x, at, n, n), 1, n);
         ampi_rows_each(AMPI_DIVIDE, &q, y, NULL, e, rows, n);
-        if (f->labels) {
-            for (r = 0; r < rows; r++) {
-                const size_t label = (size_t)f->labels[row + r] - i, k = r * n + label;
-                if (ampi_is_ignored(f, row + r)) memset(y + r * n, 0, n * sizeof *y);
-                else if (label < n)
-                    y[k] = ampi_fma(AMPI_FMA_NATIVE, e[k], inverse[r], -target) * f->factor;
-            }
+
+        /* a label left of these columns wraps to a large column, as one right of them is */
+        for (r = 0; r < rows && f->labels; r++) {
+            const size_t column = (size_t)f->labels[row + r] - i, k = r * n + column;
+            if (ampi_is_ignored(f, row + r)) ampi_fill(y + r * n, n, 0.0f);
+            else if (column < n)
+                y[k] = ampi_fma(AMPI_FMA_NATIVE, e[k], inverse[r], -target) * f->factor;
         }
         ampi_store(&f->list[AMPI_ARG_Y], at, y, rows * n);
     }
