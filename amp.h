@@ -13468,30 +13468,22 @@ AMPI_FN size_t ampi_first_bad(amp_model* m, amp_ref x, size_t count, const char*
     return count;
 }
 
-/* n is where inf or NaN began, as m->trouble says, which amp_step_info keeps. In training the
-   logger hears of each layer once. Returns 1. */
-AMPI_FN int ampi_blame(amp_model* m, ampi_node* n) {
-    m->suspect = n;
-    if (!m->pass.training) return 1;
-    if (!n->blamed) ampi_remark(&m->op_logger, "train step: %s", m->trouble);
-    return n->blamed = 1;
-}
 
-/* Runs the forward pass again, checks each value as it is made, and says in m->trouble where inf or
-   NaN began. Returns 0 if nowhere: then the loss scale is to blame. */
-AMPI_FN int ampi_diagnose_forward(amp_model* m) {
+/* Runs the pass's forward work again, checks each value as it is made, and says in out[size] where
+   inf or NaN began. Returns that node, or NULL if values are finite or unreadable. */
+AMPI_FN ampi_node* ampi_find_trouble(amp_model* m, char* out, size_t size) {
     const char* what = "";
     const ampi_ull first = (ampi_ull)m->pass.first, last = first + m->pass.rows - 1;
     char where[80];
     m->pass.looking = 1;
-    if (ampi_load_inputs(m) != AMP_OK) return 0;
+    if (ampi_load_inputs(m) != AMP_OK) return NULL;
 
     /* Evaluation tells of the sample in the data; in training the batch is the caller's. A node
        without a number is a cast. */
     AMPI_EACH_NODE(n) {
         const size_t count = m->pass.rows * n->features;
         if (ampi_is_idle(m, n) || ampi_is_loss(n)) continue;
-        if (ampi_forward_node(m, n, 0) != AMP_OK) return 0;
+        if (ampi_forward_node(m, n, 0) != AMP_OK) return NULL;
         const size_t bad = ampi_first_bad(m, ampi_output_of(n), count, &what);
         if (bad == count) continue;
         if (m->pass.training)
@@ -13499,21 +13491,32 @@ AMPI_FN int ampi_diagnose_forward(amp_model* m) {
         else
             AMPI_SAY(where, "%llu of sample %llu", (ampi_ull)(bad % n->features),
                 first + bad / n->features);
-        AMPI_SAY(m->trouble, "the model produces %s: first in the %s of '%s', element %s", what,
+        ampi_say(out, size, "the model produces %s: first in the %s of '%s', element %s", what,
             n->number == AMPI_NONE ? "16-bit copy" : "output", n->layer.name, where);
-        return ampi_blame(m, n);
+        return n;
     }
 
     /* All layers are sound. The losses are those of the pass that went before. */
     for (int i = 0; i < m->loss_count; i++) {
         if (ampi_first_bad(m, amp_f32(&m->loss_values[i]), 1, &what) == 1) continue;
         AMPI_SAY(where, " of samples %llu to %llu", first, last);
-        AMPI_SAY(m->trouble,
+        ampi_say(out, size,
             "the loss '%s' is %s although every layer's output is finite: look at the targets%s",
             m->losses[i]->layer.name, what, m->pass.training ? "" : where);
-        return ampi_blame(m, m->losses[i]);
+        return m->losses[i];
     }
-    return 0;
+    return NULL;
+}
+
+/* Is the model to blame for a step that is not finite? Then m->trouble says why, and the logger
+   hears of each layer once. If not, the loss scale is. */
+AMPI_FN int ampi_is_to_blame(amp_model* m) {
+    if (m->trouble[0]) return 1;
+    ampi_node* n = ampi_find_trouble(m, m->trouble, sizeof m->trouble);
+    if (!n) return 0;
+    m->suspect = n;
+    if (!n->blamed) ampi_remark(&m->op_logger, "train step: %s", m->trouble);
+    return n->blamed = 1;
 }
 
 /* The name of tensor i of the model's list, of which an info keeps the beginning in `kept`; `kept`
@@ -13602,7 +13605,7 @@ AMPI_FN amp_result ampi_agree(amp_model* m) {
     AMPI_RUN(training_check, &m->training, m->grad_list, m->param_count, flags);
     if (!m->backend->asynchronous) {
         AMPI_RUN(copy_out, found, flags, sizeof found);
-        if (found[0] != 0.0f && (m->trouble[0] || ampi_diagnose_forward(m))) found[1] = 1.0f;
+        if (found[0] != 0.0f && ampi_is_to_blame(m)) found[1] = 1.0f;
         AMPI_RUN(copy_in, flags, found, sizeof found);
     }
     if (m->comm.size > 1) AMPI_TRY(ampi_sum_ranks(m, flags, AMP_F32, 2, "a flag"));
@@ -13615,7 +13618,7 @@ AMPI_FN amp_result ampi_agree(amp_model* m) {
 AMPI_FN amp_result ampi_explain_skip(amp_model* m, amp_step_info* info) {
     int blamed = info->outcome == AMP_STEP_SKIPPED_MODEL;
     if (m->backend->asynchronous) {
-        if (m->trouble[0] || ampi_diagnose_forward(m)) blamed = 1;
+        blamed |= ampi_is_to_blame(m);
         AMPI_TRY(ampi_any_rank(m, &blamed));
     }
     if (blamed) {
@@ -13785,7 +13788,7 @@ AMPI_FN amp_result ampi_report_step(amp_model* m, amp_step_info* info) {
     if (is_whole) return m->training.last.applied ? AMP_OK : ampi_explain_skip(m, info);
 
     /* The next micro-batch overwrites the values that a diagnosis needs. */
-    if (!m->trouble[0] && !ampi_has_finite_bits(&info->loss)) ampi_diagnose_forward(m);
+    if (!ampi_has_finite_bits(&info->loss)) ampi_is_to_blame(m);
     return AMP_OK;
 }
 
@@ -13887,19 +13890,11 @@ AMP_DEF amp_result amp_train_read(amp_model* m, amp_step_info* info) {
 }
 
 /* --- evaluation --- */
-/* Says in *info why the loss of the pass is not finite. What an open training step has found
-   stays. */
+/* Says in *info why the loss of the pass is not finite. */
 AMPI_FN void ampi_explain_loss(amp_model* m, amp_eval_info* info) {
-    const ampi_node* suspect = m->suspect;
-    char trouble[sizeof m->trouble];
-
-    memcpy(trouble, m->trouble, sizeof trouble);
-    if (ampi_diagnose_forward(m)) {
-        memcpy(info->message, m->trouble, sizeof info->message);
-        AMPI_SAY(info->culprit, "%s", m->suspect->layer.name);
-    } else AMPI_SAY(info->message, "the weighted sum of the losses is not finite");
-    memcpy(m->trouble, trouble, sizeof trouble);
-    m->suspect = suspect;
+    const ampi_node* n = ampi_find_trouble(m, info->message, sizeof info->message);
+    if (n) AMPI_SAY(info->culprit, "%s", n->layer.name);
+    else AMPI_SAY(info->message, "the weighted sum of the losses is not finite");
 }
 
 /* A pass in evaluation mode over a batch that begins at sample `first` of its data: the losses into
@@ -15560,22 +15555,23 @@ AMPI_FN void ampi_file_strip(ampi_file* f) {
         AMPI_EACH_ENTRY(f, e) e->name += sizeof prefix - 1;
 }
 
-/* Weights by name from an open file, and how many; the logger hears of those that it lacks. */
+/* Loads weights by name from an open file, and tells how many; the logger hears of those that it
+   lacks. */
 AMPI_FN amp_result ampi_weights_load(ampi_checkpoint* c, int* count) {
     ampi_file* f = &c->file;
     ampi_file_strip(f);
     AMPI_TRY(ampi_file_want(f, 1));
     const char* more = f->missing_count > 3 ? ", ..." : "";
     AMPI_REFUSE_FILE(f->missing_count == f->count,
-        "'%s' has no weight of %s: its first name is '%s', %s has %s%s; "
-        "amp_name renames a layer", f->path, f->owner,
-        f->entry_count ? ampi_show(f, f->entries->name) : "", f->owner, f->missing, more);
+        "'%s' has no weight of the model: its first name is '%s', the model has %s%s; "
+        "amp_name renames a layer", f->path,
+        f->entry_count ? ampi_show(f, f->entries->name) : "", f->missing, more);
     AMPI_TRY(ampi_file_read(f));
     AMPI_TRY(amp_model_sync_params(f->model));
     if (f->missing_count > 0)
         ampi_remark(f->desc.logger,
-            "checkpoint: %d of %d tensors of %s were not found and left alone: %s%s; the file "
-            "is '%s'", f->missing_count, f->count, f->owner, f->missing, more, f->path);
+            "checkpoint: %d of %d tensors of the model were not found and left alone: %s%s; the "
+            "file is '%s'", f->missing_count, f->count, f->missing, more, f->path);
     if (count) *count = f->count - f->missing_count;
     return AMP_OK;
 }
