@@ -10690,6 +10690,7 @@ AMPI_FN void ampi_optimizer_fill(amp_optimizer_desc* d) {
     if (ampi_is_zero(&d->schedule.gamma)) d->schedule.gamma = 0.1f;
 }
 
+/* Ranges of a desc's fields once its defaults are filled in. */
 static const ampi_desc_field ampi_optimizer_fields[] = {
 #define AMPI_X(field, kind, low, high, range) \
     { #field, offsetof(amp_optimizer_desc, field), kind, (double)low, (double)high, range },
@@ -11212,7 +11213,7 @@ AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o) {
 }
 
 /* --- the self test: each probe fills `out` from uniform numbers x in [-2,2) --- */
-enum { AMPI_PROBE = 512 };
+enum { AMPI_PROBE = 512 };  /* numbers in x and in out */
 
 /* The numbers that conversions give. */
 AMPI_FN void ampi_probe_conversions(float* out, const float* x) {
@@ -11244,6 +11245,7 @@ AMPI_FN void ampi_probe_sums(float* out, const float* x) {
 
 /* The numbers that exp, log and activations give. */
 AMPI_FN void ampi_probe_exp(float* out, const float* x) {
+    /* Runs of COUNT numbers: 2 of each activation, 2 of softmax, 2 of dropout; then a loss. */
     enum { COUNT = AMPI_PROBE / (2 * AMP_ACTIVATION_COUNT + 6) };
 
     for (int f = 0; f < AMP_ACTIVATION_COUNT; f++) {
@@ -11294,15 +11296,19 @@ AMPI_FN void ampi_probe_scale(float* out, const float* x) {
     if (amp_scaler_init(&s, &desc) != AMP_OK) return;
     for (int i = 0; i < AMPI_PROBE / 8; i++) {
         out[2 * i] = amp_scaler_scale_loss(&s, x[i]);
-        grad.data = ampi_mutable(x[i] < -1.0f ? &inf : &one);
+        grad.data = ampi_mutable(x[i] < -1.0f ? &inf : &one);  /* every fourth overflows */
         amp_scaler_check(&s, &grad, 1, NULL);
         amp_scaler_update(&s);
         out[2 * i + 1] = s.state.inverse;
     }
 }
 
-static const struct { const char* name; void (*run)(float* out,
-        const float* x); uint64_t hash; } ampi_probes[] = {
+/* Probes, what a sentence calls them, and the hash of the bits that they give everywhere. */
+static const struct {
+    const char* name;
+    void (*run)(float* out, const float* x);
+    uint64_t hash;
+} ampi_probes[] = {
     { "conversions", ampi_probe_conversions, 0x3bf33cb49c244b25u },
     { "products", ampi_probe_products, 0x0b48544edb7bd895u },
     { "sums", ampi_probe_sums, 0xcf24d2e4ea24d908u },
@@ -11646,16 +11652,15 @@ AMPI_FN amp_result ampi_check_finalized(const amp_model* m, const char* what) {
         what);
 }
 
-/* A mistake of the graph. The first is told and remembered, and finalize returns it. */
-#define ampi_build_fail(...) \
-    ((void)(m->build_result == AMP_OK && (m->build_result = ampi_model_fail(__VA_ARGS__)) \
-        != AMP_OK))
+/* Remembers and tells a mistake of the graph: nothing more is built, and finalize returns it. */
+#define ampi_build_fail(...) ((void)(m->build_result = ampi_model_fail(__VA_ARGS__)))
 
-/* Log function for the draft, whose mistakes are the graph's: puts before the sentence which
+/* Log function for the draft, whose first mistake is the graph's: puts before the sentence which
    operator on which input. */
 AMPI_FN void ampi_draft_refused(amp_result code, const char* sentence, void* user_data) {
     amp_model* m = (amp_model*)user_data;
     const ampi_node* n = &m->draft;
+    if (m->build_result != AMP_OK) return;
     if (n->input_count == 0) ampi_build_fail(code, "%s: %s", n->row->name, sentence);
     else
         ampi_build_fail(code, "%s %s '%s': %s", n->row->name,
