@@ -3096,7 +3096,6 @@ enum { AMPI_EXACT = 1, AMPI_OF_PAIRS = 2 };
 #define AMPI_K(name) AMPI_JOIN(name, AMPI_PASS)
 /* Sixteen lanes of FP32, and what kernels do with them: */
 #define AMPI_V16 AMPI_K(v16)
-#define ampi_v_zero AMPI_K(v_zero)                /* 0 in each lane */
 #define ampi_v_set1 AMPI_K(v_set1)                /* x in each lane */
 #define ampi_v_load AMPI_K(v_load)                /* sixteen neighbours in memory */
 #define ampi_v_store AMPI_K(v_store)
@@ -3962,9 +3961,6 @@ AMPI_LANES_FN AMPI_V16 ampi_v_set1(float x) {
     return r;
 }
 
-/* Sixteen lanes that are all x. */
-AMPI_LANES_FN AMPI_V16 ampi_v_zero(void) { return ampi_v_set1(0.0f); }
-
 /* x + y in each lane. */
 AMPI_LANES_FN AMPI_V16 ampi_v_add(AMPI_V16 x, AMPI_V16 y) {
     AMPI_UNROLL for (int i = 0; i < AMPI_REGISTERS; i++) x.q[i] += y.q[i];
@@ -4169,7 +4165,7 @@ AMPI_KERNEL_FN void ampi_v_widen(float* dst, const void* src, amp_dtype t, size_
 }
 
 AMPI_KERNEL_FN void ampi_v_clear(float* dst, size_t count) {
-    for (size_t i = 0; i < count; i += AMPI_LANES) ampi_v_store(dst + i, ampi_v_zero());
+    for (size_t i = 0; i < count; i += AMPI_LANES) ampi_v_store(dst + i, ampi_v_set1(0.0f));
 }
 
 /* --- the micro-kernel --- */
@@ -4187,8 +4183,7 @@ typedef struct AMPI_MICRO_ARGS {
     size_t ld,           /* floats from one row of sums to the next */
            next;         /* floats from the first vector of columns to the second, in sums and b */
     int first,           /* sums begin as 0 */
-        exact,           /* products of two elements are exact in FP32 */
-        quiet;           /* sums are results: every NaN becomes 0x7fc00000 */
+        exact;           /* products of two elements are exact in FP32 */
 } AMPI_MICRO_ARGS;
 
 /* A micro-tile of `rows` rows and `vectors` vectors of columns. pairs: a and b hold pairs of
@@ -4205,7 +4200,7 @@ AMPI_LANES_FN void AMPI_K(micro_tile)(int rows, int vectors, int pairs,
 
     AMPI_UNROLL for (i = 0; i < rows; i++)
         AMPI_UNROLL for (j = 0; j < vectors; j++)
-            acc[i][j] = u->first ? ampi_v_zero() : ampi_v_load(u->sums + (size_t)i * u->ld
+            acc[i][j] = u->first ? ampi_v_set1(0.0f) : ampi_v_load(u->sums + (size_t)i * u->ld
                 + next * (size_t)j);
 
     for (size_t p = 0; p < k; p++) {
@@ -4291,14 +4286,6 @@ AMPI_TARGET_AMX AMPI_FN void AMPI_K(micro_amx)(size_t rows, int two, const AMPI_
     }
 }
 #endif
-/* Every NaN of the sums of one vector of columns, or of `two`, becomes 0x7fc00000. */
-AMPI_KERNEL_FN void AMPI_K(quiet_sums)(size_t rows, int two, const AMPI_MICRO_ARGS* u) {
-    for (size_t i = 0; i < rows; i++)
-        for (size_t j = 0; j <= (size_t)two; j++) {
-            float* const sums = u->sums + i * u->ld + j * u->next;
-            ampi_v_store(sums, ampi_v_quiet(ampi_v_load(sums), 0));
-        }
-}
 
 /* Sums of any number of rows and one vector of columns, or `two`; form: that of the product. The
    function is not inlined: the caller's variables would spill the registers of sums. */
@@ -4315,7 +4302,6 @@ AMPI_PASS_TARGET AMPI_APART void AMPI_K(micro)(int form, size_t rows, int two,
 #endif
     if (two && AMPI_NV > 1) AMPI_K(micro_rows)(rows, AMPI_NV, 0, u);
     else AMPI_K(micro_rows)(rows, 1, 0, u);
-    if (u->quiet) AMPI_K(quiet_sums)(rows, two, u);
 }
 
 /* --- rows of operands --- */
@@ -4323,7 +4309,7 @@ AMPI_PASS_TARGET AMPI_APART void AMPI_K(micro)(int form, size_t rows, int two,
 /* `count` zeros: most often one vector, for which gcc would call memset. */
 AMPI_LANES_FN void AMPI_K(margin)(float* dst, size_t count) {
     if (count > AMPI_LANES) ampi_v_clear(dst, count);
-    else if (count > 0) ampi_v_store(dst, ampi_v_zero());
+    else if (count > 0) ampi_v_store(dst, ampi_v_set1(0.0f));
 }
 
 /* `count` elements, `step` apart, in FP32. Up to a step of 4 all elements between are widened
@@ -4610,8 +4596,7 @@ typedef struct AMPI_LOOPS {
     size_t nc,             /* columns of a macro-tile */
            ld,             /* floats from one row of sums to the next */
            depth;          /* rows of a packed micro-panel of B */
-    int sums_in_c,         /* C holds the sums, as it needs no epilogue */
-        sums_wait;         /* k takes several blocks, between which sums are kept */
+    int sums_wait;         /* k takes several blocks, between which sums are kept */
 
     size_t column,         /* the block of B at hand: its first column, */
            n,              /* its columns, */
@@ -4636,7 +4621,7 @@ AMPI_KERNEL_FN void AMPI_K(lanes_in)(float* dst, size_t ldd, const void* src, si
         }
         for (size_t i = 0; i < AMPI_LANES; i++)
             ampi_v_store(block[i], i < rows ? ampi_v_load_any(from + i * step, t, k - p)
-                : ampi_v_zero());
+                : ampi_v_set1(0.0f));
         ampi_v_transpose(dst + p * ldd, ldd, block, sizeof block[0], AMP_F32);
     }
 }
@@ -4857,13 +4842,10 @@ AMPI_KERNEL_FN void AMPI_K(store_tile)(const ampi_epilogue* c, size_t i, size_t 
 
 /* --- the product --- */
 
-/* Lays out scratch memory, and chooses how B is read and where sums are kept, for m rows and n
-   columns of C. */
+/* Lays out scratch memory, and chooses how B is read, for m rows of C. */
 AMPI_KERNEL_FN void AMPI_K(loops_init)(AMPI_LOOPS* q, const ampi_product* s,
-        const ampi_plan* plan, size_t m, size_t n, float* scratch) {
-    const ampi_epilogue* c = &s->c;
+        const ampi_plan* plan, size_t m, float* scratch) {
     const int few = m <= AMPI_FEW_ROWS && s->form == AMPI_FP32 && !s->b.is_image && s->k > 0;
-    const int no_epilogue = c->dtype == AMP_F32 && c->alpha == 1.0f && c->beta == 0.0f && !c->bias;
     q->s = s;
     q->plan = plan;
     q->a_block = scratch;
@@ -4896,9 +4878,6 @@ AMPI_KERNEL_FN void AMPI_K(loops_init)(AMPI_LOOPS* q, const ampi_product* s,
     q->depth = plan->kc + 1;
     q->sums_wait = s->k > plan->kc;
 
-    /* Sums in C are written in whole vectors, and by the micro-kernel alone. */
-    q->sums_in_c = no_epilogue && !s->b.is_image && n % AMPI_LANES == 0
-        && q->b_form != AMPI_B_IN_ROWS && s->form != AMPI_AMX_PAIRS;
 
     /* Pieces of an image are read in whole vectors, which reach behind the last panel. */
     if (s->b.is_image) {
@@ -4957,7 +4936,7 @@ AMPI_KERNEL_FN void AMPI_K(few_rows)(const AMPI_LOOPS* q, size_t rows,
             for (size_t i = 0; i < rows; i++) {
                 const float* a = u->a + i * u->row_step + p * u->k_step;
                 float* const sums = u->sums + i * u->ld + j;
-                AMPI_V16 sum = u->first && p == 0 ? ampi_v_zero() : ampi_v_load(sums);
+                AMPI_V16 sum = u->first && p == 0 ? ampi_v_set1(0.0f) : ampi_v_load(sums);
                 AMPI_UNROLL for (size_t r = 0; r < together; r++)
                     if (r < count)
                         sum = ampi_v_fma(exact, ampi_v_set1(a[r * u->k_step]), x[r], sum);
@@ -4999,12 +4978,9 @@ AMPI_KERNEL_FN void AMPI_K(macro_tile)(const AMPI_LOOPS* q, size_t rows,
    of k. */
 AMPI_KERNEL_FN void AMPI_K(block_of_k)(const AMPI_LOOPS* q, size_t i0, size_t m) {
     const ampi_product* s = q->s;
-    const ampi_epilogue* c = &s->c;
-    const int last = q->k0 + q->k == s->k;
     size_t mc;
     AMPI_K(read_b)(q);
     for (size_t i = 0; i < m; i += mc) {
-        float* const sums = q->sums + (q->sums_wait ? i * q->ld : 0);
         AMPI_MICRO_ARGS u;
         AMPI_CLEAR(u);
         mc = ampi_min_size(m - i, q->plan->mc);
@@ -5013,9 +4989,8 @@ AMPI_KERNEL_FN void AMPI_K(block_of_k)(const AMPI_LOOPS* q, size_t i0, size_t m)
         u.first = q->k0 == 0;
         u.exact = s->exact;
         u.at = q->at;
-        u.sums = q->sums_in_c ? (float*)c->data + (i0 + i) * c->ld + q->column : sums;
-        u.ld = q->sums_in_c ? c->ld : q->ld;
-        u.quiet = q->sums_in_c && last;
+        u.sums = q->sums + (q->sums_wait ? i * q->ld : 0);
+        u.ld = q->ld;
         AMPI_K(pack_a)(q, &u, i0 + i, mc);
 #ifdef AMPI_PASS_PAIRS
         if (s->form != AMPI_FP32) AMPI_K(pair_a)(q, &u, mc);
@@ -5023,8 +4998,9 @@ AMPI_KERNEL_FN void AMPI_K(block_of_k)(const AMPI_LOOPS* q, size_t i0, size_t m)
 
         if (q->b_form == AMPI_B_IN_ROWS) AMPI_K(few_rows)(q, mc, &u);
         else AMPI_K(macro_tile)(q, mc, &u);
-        if (last && !q->sums_in_c)
-            AMPI_K(store_tile)(c, i0 + i, mc, q->column, q->pieces, q->piece_count, sums, q->ld);
+        if (q->k0 + q->k == s->k)
+            AMPI_K(store_tile)(&s->c, i0 + i, mc, q->column, q->pieces, q->piece_count, u.sums,
+                u.ld);
     }
 }
 
@@ -5033,7 +5009,7 @@ AMPI_KERNEL_FN void AMPI_K(block_of_k)(const AMPI_LOOPS* q, size_t i0, size_t m)
 AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* plan, size_t i0,
         size_t m, size_t j0, size_t n, float* scratch) {
     AMPI_LOOPS q;
-    AMPI_K(loops_init)(&q, s, plan, m, n, scratch);
+    AMPI_K(loops_init)(&q, s, plan, m, scratch);
     for (size_t i = 0; i < m; i += plan->sum_rows) {
         const size_t rows = ampi_min_size(m - i, plan->sum_rows);
         for (size_t j = 0; j < n; j += q.nc) {
@@ -5088,7 +5064,7 @@ AMPI_LANES_FN void AMPI_K(depthwise_tile)(int count, const float* f, const float
     const float* from[AMPI_MR];
     AMPI_UNROLL for (int i = 0; i < count; i++) {
         from[i] = x + at[i];
-        acc[i] = first ? ampi_v_zero() : ampi_v_load(sums + AMPI_LANES * i);
+        acc[i] = first ? ampi_v_set1(0.0f) : ampi_v_load(sums + AMPI_LANES * i);
     }
     for (size_t p = 0; p < k; p++) {
         const AMPI_V16 factor = ampi_v_load(f + p * AMPI_LANES);
@@ -6411,21 +6387,20 @@ typedef struct ampi_layer_sizes { size_t x[2], w[2], b[2], y[2]; } ampi_layer_si
 /* size: rows, columns. */
 #define AMPI_LAYER_ARG(name, t, use, size) \
     { name, (t).data, (t).dtype, use, (size)[0], (size)[1], (size)[1] }
-/* Backward, dw alone needs x, and dx w. */
+/* Refuses operands of a layer that are not valid. Backward, where b is none, dw alone needs x, and
+   dx w; forward there are no gradients. */
 AMPI_FN amp_result ampi_check_layer(const amp_logger* logger, const char* call,
         const ampi_layer_refs* t, const ampi_layer_sizes* z, int backward) {
     const int dx = t->dx.data ? 0 : AMPI_UNUSED, dw = t->dw.data ? 0 : AMPI_UNUSED;
-    const ampi_argument forward[] = {
-        AMPI_LAYER_ARG("x", t->x, AMPI_IN, z->x), AMPI_LAYER_ARG("w", t->w, AMPI_IN, z->w),
-        AMPI_LAYER_ARG("b", t->b, AMPI_NULL, z->b), AMPI_LAYER_ARG("y", t->y, AMPI_OUT, z->y) };
-    const ampi_argument gradients[] = {
-        AMPI_LAYER_ARG("dy", t->y, AMPI_IN, z->y), AMPI_LAYER_ARG("x", t->x, AMPI_IN | dw, z->x),
-        AMPI_LAYER_ARG("dw", t->dw, AMPI_OUT | dw, z->w),
-            AMPI_LAYER_ARG("w", t->w, AMPI_IN | dx, z->w),
+    const ampi_argument list[] = {
+        AMPI_LAYER_ARG(backward ? "dy" : "y", t->y, backward ? AMPI_IN : AMPI_OUT, z->y),
+        AMPI_LAYER_ARG("x", t->x, backward ? AMPI_IN | dw : AMPI_IN, z->x),
+        AMPI_LAYER_ARG("w", t->w, backward ? AMPI_IN | dx : AMPI_IN, z->w),
+        AMPI_LAYER_ARG("b", t->b, AMPI_NULL, z->b),
         AMPI_LAYER_ARG("dx", t->dx, AMPI_OUT | dx, z->x),
-            AMPI_LAYER_ARG("db", t->db, AMPI_OUT | AMPI_NULL, z->b) };
-    return backward ? AMPI_CHECK_MATRICES(logger, call, gradients) : AMPI_CHECK_MATRICES(logger,
-        call, forward);
+        AMPI_LAYER_ARG("dw", t->dw, AMPI_OUT | dw, z->w),
+        AMPI_LAYER_ARG("db", t->db, AMPI_OUT | AMPI_NULL, z->b) };
+    return AMPI_CHECK_MATRICES(logger, call, list);
 }
 
 /* db[o] = sum over n of dy[n][o], n ascending; 256 columns of 64 rows at a time, which a
