@@ -13078,12 +13078,14 @@ AMPI_FN amp_result ampi_count_right(amp_model* m, const ampi_node* loss) {
     return AMP_OK;
 }
 
-
+/* The case of an activation, by its name in AMP_ACTIVATION_LIST, with locals of the function
+   below. */
 #define AMPI_CASE_FORWARD(NAME, ...) \
     case AMP_OP_##NAME: return f->activation_forward(AMP_##NAME, x, y, count, e);
 /* Computes the value y of node n, from its input x (and a second one), weights w and bias b.
    relu: n is a product that computes the ReLU behind it, too. A loss writes its mean. Counts: rows
-   are samples, count is the elements of y. */
+   are samples, count is the elements of y. A norm's statistics of the batch lie at n->stats: means,
+   then variances; behind running means lie running variances. */
 AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu) {
     const amp_backend* f = m->backend;
     const amp_exec* e = &m->exec;
@@ -13092,7 +13094,7 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
     const amp_ref x = ampi_output_of(in), y = ampi_output_of(n);
     const amp_ref w = ampi_weights(m, n->weight), b = ampi_weights(m, n->bias);
     const size_t rows = m->pass.rows, count = rows * n->features;
-    const amp_cross_entropy_desc loss_desc = { n->smoothing, 0, NULL };
+    const amp_cross_entropy_desc loss_desc = { n->smoothing, 0 /* packed rows */, NULL };
     float *mean = n->stats, *running = n->running, *loss = &m->loss_values[n->index];
     amp_batch_norm_shape norm = n->norm;
 
@@ -13163,7 +13165,7 @@ AMPI_FN amp_result ampi_forward(amp_model* m, const ampi_node* last, int with_lo
         if (with_losses ? ampi_is_idle(m, n) : ampi_is_loss(n)) continue;
         const int relu = n != last && ampi_takes_relu(m, n);
         AMPI_TRY(ampi_forward_node(m, n, relu));
-        AMPI_TRY(ampi_observe(m, n, 0));
+        AMPI_TRY(ampi_observe(m, n, 0 /* output */));
         if (m->pass.told && (ampi_has_labels(n) || ampi_is(n, BCE_WITH_LOGITS)))
             AMPI_TRY(ampi_count_right(m, n));
         if (relu) n = n->next;
@@ -13172,26 +13174,27 @@ AMPI_FN amp_result ampi_forward(amp_model* m, const ampi_node* last, int with_lo
 }
 
 /* --- backward --- */
+/* As AMPI_CASE_FORWARD; dx is written, not added to. */
 #define AMPI_CASE_BACKWARD(NAME, ...) case AMP_OP_##NAME: \
     return f->activation_backward(AMP_##NAME, dy, saved, dx, 0, count, e);
 /* From dy, the gradient of node n's output: dx, that of its input number j, into `to` if not NULL,
    and those of its weights (dw) and bias (db). `add` adds dw and db to those of earlier
    micro-batches. saved: the value that the operator's backward function reads, n's input or its
-   output. A loss begins with scale * weight: the loss scale, and its own share in the step's
-   sum. */
+   output. A loss begins with scale * share: the loss scale, and its own share in the step's
+   sum. rows are samples, count is the elements of dx. */
 AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, void* to) {
     const amp_backend* f = m->backend;
     const amp_exec* e = &m->exec;
     const ampi_node* in = n->reads[j];
-    if (!to && n->weight == AMPI_NONE) return AMP_OK;
+    if (!to && n->weight == AMPI_NONE) return AMP_OK;  /* nothing is wanted */
     const int from_input = n->row->reads == AMPI_READS_INPUT, add = m->pass.accumulate;
     const amp_ref dy = ampi_gradient_of(n), dx = amp_ref_of(to, ampi_stored(in));
     const amp_ref saved = ampi_output_of(from_input ? in : n), w = ampi_weights(m, n->weight);
     const amp_ref dw = ampi_weight_grad(m, n->weight), db = ampi_weight_grad(m, n->bias);
     const size_t rows = m->pass.rows, count = rows * in->features;
-    const float *scale = m->training.loss_scale, weight = n->loss_weight * m->pass.grad_factor,
-        *mean = n->stats;
-    const amp_cross_entropy_desc loss_desc = { n->smoothing, 0, NULL };
+    const float *scale = m->training.loss_scale, *mean = n->stats;
+    const float share = n->loss_weight * m->pass.grad_factor;
+    const amp_cross_entropy_desc loss_desc = { n->smoothing, 0 /* packed rows */, NULL };
 
     switch (n->layer.op) {
         case AMP_OP_INPUT: case AMP_OP_FLATTEN: return AMP_OK;
@@ -13202,26 +13205,28 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
             return f->linear_backward(dy, saved, w, dx, dw, db, add, rows, in->features,
                 n->features, e);
         case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D:
-            return f->pool2d_backward(&n->pool, dy, from_input ? saved : AMP_NONE, dx, 0, e);
+            return f->pool2d_backward(&n->pool, dy, from_input ? saved : AMP_NONE, dx,
+                0 /* accumulate */, e);
         case AMP_OP_BATCH_NORM:
             return f->batch_norm_backward(&n->norm, dy, saved, w, mean, ampi_variance(m, n), dx,
                 dw, db, add, e);
         case AMP_OP_LAYER_NORM:
-            return f->layer_norm_backward(dy, saved, w, 0.0f, mean, ampi_variance(m, n), dx, dw,
-                db, add, rows, n->features, e);
+            return f->layer_norm_backward(dy, saved, w, 0.0f /* eps: statistics are given */, mean,
+                ampi_variance(m, n), dx, dw, db, add, rows, n->features, e);
         AMP_ACTIVATION_LIST(AMPI_CASE_BACKWARD)
         case AMP_OP_SOFTMAX:
-            return f->softmax_backward(dy, saved, dx, 0, rows, n->features, e);
+            return f->softmax_backward(dy, saved, dx, 0 /* accumulate */, rows, n->features, e);
         case AMP_OP_DROPOUT: return ampi_run_dropout(m, n, dy, dx);
         case AMP_OP_CONCAT:
+            /* The second input's features lie last in a row of dy. */
             return f->concat_backward(dy, n->features, j ? n->features - in->features : 0, dx,
-                in->features, rows, 0, e);
+                in->features, rows, 0 /* accumulate */, e);
         case AMP_OP_SOFTMAX_CROSS_ENTROPY:
             return f->softmax_cross_entropy_backward(saved, (const int32_t*)n->target, &loss_desc,
-                scale, weight, dx, rows, in->features, e);
+                scale, share, dx, rows, in->features, e);
         case AMP_OP_MSE: case AMP_OP_BCE_WITH_LOGITS:
             return (ampi_is(n, MSE) ? f->mse_backward : f->bce_with_logits_backward)(saved,
-                amp_f32((const float*)n->target), scale, weight, dx, count, e);
+                amp_f32((const float*)n->target), scale, share, dx, count, e);
     }
     return f->convert(dx, dy, count, e);  /* a sum hands its gradient to both; AMPI_OP_CAST */
 }
@@ -13231,7 +13236,7 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
 AMPI_FN amp_result ampi_backward(amp_model* m) {
     for (const ampi_node* n = m->last; n; n = n->prev) {
         if (!n->on_loss_path || !n->wants_grad || ampi_is(n, FLATTEN)) continue;
-        AMPI_TRY(ampi_observe(m, n, 1));
+        AMPI_TRY(ampi_observe(m, n, 1 /* gradient */));
         for (int j = 0; j < n->input_count; j++) {
             const ampi_node* x = n->reads[j];
             const amp_ref sum = ampi_gradient_of(x);
@@ -13250,6 +13255,7 @@ AMPI_FN amp_result ampi_backward(amp_model* m) {
 enum { AMPI_ARRAYS = AMP_MAX_INPUTS + AMP_MAX_LOSSES };
 #define AMPI_ARRAY(of, i) \
     (*((i) < AMP_MAX_INPUTS ? &(of)->inputs[i] : &(of)->targets[(i) - AMP_MAX_INPUTS]))
+/* What sentences call the arrays of which array i is one. */
 AMPI_FN const char* ampi_array_name(int i) { return i < AMP_MAX_INPUTS ? "inputs" : "targets"; }
 
 /* The input or loss that reads array i, or NULL. */
@@ -13463,7 +13469,7 @@ AMPI_FN ampi_node* ampi_find_trouble(amp_model* m, char* out, size_t size) {
     AMPI_EACH_NODE(n) {
         const size_t count = m->pass.rows * n->features;
         if (ampi_is_idle(m, n) || ampi_is_loss(n)) continue;
-        if (ampi_forward_node(m, n, 0) != AMP_OK) return NULL;
+        if (ampi_forward_node(m, n, 0 /* without ReLU */) != AMP_OK) return NULL;
         const size_t bad = ampi_first_bad(m, ampi_output_of(n), count, &what);
         if (bad == count) continue;
         if (m->pass.training)
@@ -13727,7 +13733,7 @@ AMPI_FN amp_result ampi_run_step(amp_model* m) {
         if (held->bytes) AMPI_RUN(zero, held->base, held->bytes);
     }
     m->saved = 1;
-    AMPI_TRY(ampi_forward(m, m->last, 1));
+    AMPI_TRY(ampi_forward(m, m->last, 1 /* with losses */));
     AMPI_RUN(training_losses, &m->training, m->loss_values, m->loss_count);
     AMPI_TRY(ampi_backward(m));
     if (m->micro < m->desc.accumulate) return AMP_OK;
@@ -13776,13 +13782,13 @@ AMPI_FN amp_result ampi_report_step(amp_model* m, amp_step_info* info) {
    is undone. info: NULL if nobody waits for the outcome. */
 AMPI_FN amp_result ampi_attempt(amp_model* m, const amp_batch* b, amp_step_info* info) {
     const int is_last = m->micro + 1 == m->desc.accumulate;
-    ampi_start_pass(m, b, 1);
+    ampi_start_pass(m, b, 1 /* training */);
     if (m->micro++ == 0) {
         m->trouble[0] = 0;
         m->saved = 0;
         ampi_freeze(m);
     }
-    amp_result r = ampi_run(training_begin, &m->training, 1);
+    amp_result r = ampi_run(training_begin, &m->training, 1 /* a step follows */);
     if (r == AMP_OK) r = ampi_load_batch(m);
     if (r == AMP_OK) r = ampi_replay_step(m);
     if (r != AMP_OK) return ampi_abandon_step(m, r);
@@ -13814,7 +13820,7 @@ AMPI_FN amp_result ampi_agree_on_batch(amp_model* m, amp_result own) {
 
 /* A training pass needs more than evaluation. */
 AMPI_FN amp_result ampi_check_training(amp_model* m, const amp_batch* b, const char* what) {
-    AMPI_TRY(ampi_check_batch(m, b, what, 1));
+    AMPI_TRY(ampi_check_batch(m, b, what, 1 /* with targets */));
     AMPI_REFUSE(m->loss_count == 0, AMP_ERR_STATE, "%s: the model has no loss", what);
     AMPI_REFUSE(m->param_count == 0, AMP_ERR_STATE, "%s: the model has no parameters", what);
     AMPI_EACH_NODE(n)
@@ -13882,7 +13888,7 @@ AMPI_FN void ampi_explain_loss(amp_model* m, amp_eval_info* info) {
 AMPI_FN amp_result ampi_evaluate_nodes(amp_model* m, const amp_batch* b, int64_t first,
         const ampi_node* last, amp_eval_info* told, float* out) {
     fenv_t floats;
-    ampi_start_pass(m, b, 0);
+    ampi_start_pass(m, b, 0 /* not training */);
     m->pass.first = first;
     m->pass.told = told;
     feholdexcept(&floats);
@@ -13899,7 +13905,7 @@ AMPI_FN amp_result ampi_evaluate_nodes(amp_model* m, const amp_batch* b, int64_t
 AMPI_FN amp_result ampi_evaluate_losses(amp_model* m, const amp_batch* batch, int64_t first,
         amp_eval_info* told) {
     AMPI_CLEAR(*told);
-    AMPI_TRY(ampi_check_batch(m, batch, "evaluate", 1));
+    AMPI_TRY(ampi_check_batch(m, batch, "evaluate", 1 /* with targets */));
     return ampi_evaluate_nodes(m, batch, first, m->last, told, NULL);
 }
 
@@ -13916,7 +13922,7 @@ AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_i
 
 /* Runs the network in evaluation mode up to v, and writes that value in FP32. */
 AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v, float* out) {
-    AMPI_TRY(ampi_check_batch(m, batch, "predict", 0));
+    AMPI_TRY(ampi_check_batch(m, batch, "predict", 0 /* without targets */));
     ampi_node* n = ampi_find(m, v);
     AMPI_REFUSE_NULL("predict", out);
     AMPI_REFUSE(!n, AMP_ERR_ARGUMENT, "predict: value %d is not of this model", v.id);
@@ -13959,7 +13965,8 @@ AMPI_FN amp_result ampi_feed_open(ampi_feed* f, amp_model* m, const amp_data* da
     f->data = *data;
 
     if (!data->read) {
-        AMPI_TRY(ampi_check_types(m, data->input_dtype, data->label_dtype, what, 1));
+        AMPI_TRY(ampi_check_types(m, data->input_dtype, data->label_dtype, what,
+            1 /* with targets */));
         for (int i = 0; i < AMPI_ARRAYS; i++) {
             const ampi_node* n = ampi_array_node(m, i);
             if (!n) continue;
@@ -14028,7 +14035,7 @@ AMPI_FN amp_result ampi_feed_read(ampi_feed* f, int64_t at, int n, amp_batch* b)
 AMPI_FN amp_result ampi_feed_evaluate(ampi_feed* f, amp_eval_info* info) {
     double sum = 0.0;  /* of the losses of all samples */
     int n;
-    ampi_feed_shuffle(f, NULL, 0);
+    ampi_feed_shuffle(f, NULL /* in order */, 0);
     AMPI_CLEAR(*info);
     for (int64_t at = 0; at < f->data.count; at += n) {
         amp_eval_info part;
@@ -15177,7 +15184,7 @@ AMP_DEF amp_result amp_file_load(const char* path, const amp_file_tensor* tensor
     ampi_file f;
     AMPI_TRY(ampi_file_begin(&f, path, tensors, count, desc));
     amp_result r = ampi_file_open(&f, path);
-    if (r == AMP_OK) r = ampi_file_want(&f, 0);
+    if (r == AMP_OK) r = ampi_file_want(&f, 0 /* all */);
     if (r == AMP_OK) r = ampi_file_read(&f);
     return ampi_file_close(&f, r);
 }
@@ -15384,7 +15391,7 @@ AMPI_FN amp_result ampi_state_save(ampi_checkpoint* c, const char* path) {
     int n = 0;
     AMPI_TRY(ampi_optimizer_check_rates(&c->o, c->saver));
     if (c->scaler) AMPI_TRY(amp_scaler_save(&c->s, bytes, sizeof bytes));
-    AMPI_TRY(ampi_state_list(c, 0));
+    AMPI_TRY(ampi_state_list(c, 0 /* not weights alone */));
 
     AMPI_EACH_NUMBER(c, x) {
         const int is_zero = !x->text[strspn(x->text, "0")];
@@ -15514,7 +15521,7 @@ AMPI_FN amp_result ampi_state_load(ampi_checkpoint* c) {
     const ampi_number* graph = &c->numbers[c->number_count - 1];
     AMPI_TRY(ampi_numbers_read(c));
     AMPI_TRY(ampi_scaler_read(c));
-    AMPI_TRY(ampi_file_want(f, 0));
+    AMPI_TRY(ampi_file_want(f, 0 /* all */));
     AMPI_EACH_ENTRY(f, e)
         AMPI_REFUSE_FILE(!e->wanted, "tensor '%s' is in the file, but not in %s",
             ampi_show(f, e->name), f->owner);
@@ -15540,7 +15547,7 @@ AMPI_FN void ampi_file_strip(ampi_file* f) {
 AMPI_FN amp_result ampi_weights_load(ampi_checkpoint* c, int* count) {
     ampi_file* f = &c->file;
     ampi_file_strip(f);
-    AMPI_TRY(ampi_file_want(f, 1));
+    AMPI_TRY(ampi_file_want(f, 1 /* weights alone */));
     const char* more = f->missing_count > 3 ? ", ..." : "";
     AMPI_REFUSE_FILE(f->missing_count == f->count,
         "'%s' has no weight of the model: its first name is '%s', the model has %s%s; "
@@ -15659,9 +15666,9 @@ AMPI_COMPILE_WELL
 /* A training pass without an update, which observes outputs and their gradients; then numbers of
    each layer's parameters and of their gradients. */
 AMPI_FN amp_result ampi_stats_pass(amp_model* m, amp_layer_stats* stats) {
-    AMPI_RUN(training_begin, &m->training, 0);
+    AMPI_RUN(training_begin, &m->training, 0 /* no step follows */);
     AMPI_TRY(ampi_load_batch(m));
-    AMPI_TRY(ampi_forward(m, m->last, 1));
+    AMPI_TRY(ampi_forward(m, m->last, 1 /* with losses */));
     AMPI_TRY(ampi_backward(m));
     AMPI_EACH_NODE(n)
         for (int k = 0; k < 2; k++) {
@@ -15686,7 +15693,7 @@ AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_lay
     AMPI_REFUSE(!stats || capacity < m->layer_count, AMP_ERR_ARGUMENT,
         "model stats: room for %d layers, %d are needed", stats ? capacity : 0, m->layer_count);
     memset(stats, 0, (size_t)m->layer_count * sizeof *stats);
-    ampi_start_pass(m, batch, 1);
+    ampi_start_pass(m, batch, 1 /* training */);
     m->pass.looking = 1;
     m->pass.observed = stats;
     ampi_freeze(m);
