@@ -9388,8 +9388,8 @@ AMPI_FN amp_result ampi_check_mean(const amp_exec* exec, const char* op, size_t 
     return AMP_OK;
 }
 
-/* Rows of a cross-entropy, of which `used` count. Refuses sizes, a desc or labels that are out of
-   range. */
+/* Completes f, rows of logits, to a cross-entropy; *used: rows whose labels count, at least 1.
+   Refuses sizes, a desc or labels that are out of range. */
 AMPI_FN amp_result ampi_cross_entropy_init(ampi_rows* f, const amp_exec* exec,
         const int32_t* labels, const amp_cross_entropy_desc* desc, size_t* used) {
     const size_t classes = f->d;
@@ -9407,6 +9407,7 @@ AMPI_FN amp_result ampi_cross_entropy_init(ampi_rows* f, const amp_exec* exec,
         ampi_shown(classes));
     AMPI_REFUSE_OP(!labels, AMP_ERR_ARGUMENT, "softmax cross-entropy: labels is NULL");
     f->labels = labels;
+
     *used = 0;
     for (size_t i = 0; i < f->rows; i++) {
         if (ampi_is_ignored(f, i)) continue;
@@ -9415,36 +9416,43 @@ AMPI_FN amp_result ampi_cross_entropy_init(ampi_rows* f, const amp_exec* exec,
             (ampi_ull)i, (ampi_ull)(classes - 1));
         ++*used;
     }
-    if (*used == 0) *used = 1;
+    if (*used == 0) *used = 1;  /* the loss is 0 / 1 */
     return AMP_OK;
 }
 
-/* loss = log(sum(exp(z))) - (1 - smoothing) * z[label] - smoothing * mean(z), z = x - max; then
-   max[] is mean(z). rows <= AMPI_ROWS. Of rows over AMPI_PART x holds only the last part. */
+/* The losses of rows [row, row + rows), which fit a tile or are one row, with z = x - max of the
+   row: log(sum(exp(z))) - (1 - smoothing) * z[label] - smoothing * mean(z). Those of rows that are
+   ignored mean nothing. `loss` has room for whole groups of lanes. */
 AMPI_FN void ampi_cross_entropy_rows(const ampi_rows* f, size_t row, size_t rows, float* loss) {
     AMPI_ALIGNED float e[AMPI_ROWS_TILE];
-    float max[AMPI_ROWS], sum[AMPI_ROWS], z[AMPI_ROWS];
+    float max[AMPI_ROWS];
     const size_t at = row * f->ld, padded = ampi_padded(rows);
     ampi_row_sums s;
-    size_t r;
     AMPI_OPEN_READER(x, AMPI_ARG_X);
     ampi_softmax_measure(&x, at, rows, f->d, max, &s, e);
-    for (r = 0; r < padded; r++) sum[r] = r < rows ? (float)s.sum[r] : 0.0f;
-    if (f->smoothing > 0.0f) ampi_sum_operand(AMPI_SUM, &s, &x, &x, at, rows, f->d);
-    for (r = 0; r < rows; r++) {
+
+    /* of each row sum(exp(z)), z[label] and mean(z), which only smoothing asks for; the reader still
+       has rows that fit a tile */
+    float sum[AMPI_ROWS] = { 0.0f }, z[AMPI_ROWS] = { 0.0f }, mean[AMPI_ROWS] = { 0.0f };
+    for (size_t r = 0; r < rows; r++) {
         const size_t label = ampi_is_ignored(f, row + r) ? 0 : (size_t)f->labels[row + r];
-        if (f->d > AMPI_PART) ampi_load_f32(&z[r], x.v->data, x.v->dtype, at + label, 1);
-        else z[r] = x.floats[r * f->d + label];
+        if (f->d <= AMPI_PART) z[r] = x.floats[r * f->d + label];
+        else ampi_load_f32(&z[r], x.v->data, x.v->dtype, at + label, 1);
         z[r] -= max[r];
-        max[r] = f->smoothing > 0.0f ? (float)(s.sum[r] / (double)f->d - (double)max[r]) : 0.0f;
+        sum[r] = (float)s.sum[r];
     }
-    for (; r < padded; r++) z[r] = max[r] = 0.0f;
+    if (f->smoothing > 0.0f) {
+        ampi_sum_operand(AMPI_SUM, &s, &x, &x, at, rows, f->d);
+        for (size_t r = 0; r < rows; r++)
+            mean[r] = (float)(s.sum[r] / (double)f->d - (double)max[r]);
+    }
+
     ampi_elementwise(AMPI_LOG, sum, sum, NULL, 0.0f, padded);
     ampi_elementwise(AMPI_ADD_TO_PRODUCT, loss, z, sum, f->smoothing - 1.0f, padded);
-    ampi_elementwise(AMPI_ADD_TO_PRODUCT, loss, max, loss, -f->smoothing, padded);
+    ampi_elementwise(AMPI_ADD_TO_PRODUCT, loss, mean, loss, -f->smoothing, padded);
 }
 
-/* Parts [first, last): the sums of their rows' losses. */
+/* parts[i], for parts i of all rows from `first` to before `last`: the sum of their losses. */
 AMPI_FN void ampi_cross_entropy_parts(const ampi_rows* f, double* parts, int64_t first,
         int64_t last) {
     const size_t end = ampi_part_start(f->rows, last), step = ampi_row_step(f);
@@ -9455,6 +9463,7 @@ AMPI_FN void ampi_cross_entropy_parts(const ampi_rows* f, double* parts, int64_t
         count = ampi_min_size(end - row, step);
         ampi_cross_entropy_rows(f, row, count, loss);
         for (r = 0; r < count; r++) {
+            /* the part of row `row + r`; parts may be empty */
             while (row + r >= ampi_part_start(f->rows, first + 1)) first++;
             if (!ampi_is_ignored(f, row + r)) parts[first] += (double)loss[r];
         }
@@ -9480,13 +9489,14 @@ AMP_DEF amp_result amp_softmax_cross_entropy_forward(amp_ref logits, const int32
         AMPI_ARG(logits, AMPI_IN, all),
         AMPI_ARG_F32(loss, AMPI_OUT, 1)
     };
-    /* parts that a call sums: all of a small operand's, whose tiles may then span parts */
-    const int64_t per_call = all < AMPI_PARALLEL_MIN ? AMPI_PARTS : 1;
-    double parts[AMPI_PARTS];
     ampi_rows f = ampi_rows_of(list, n, classes);
     f.ld = ld;
     AMPI_CHECK("softmax cross-entropy", all, list);
     AMPI_TRY(ampi_cross_entropy_init(&f, exec, labels, desc, &used));
+
+    /* a call sums one part; on one thread all, as tiles of few rows may then span parts */
+    const int64_t per_call = all < AMPI_PARALLEL_MIN ? AMPI_PARTS : 1;
+    double parts[AMPI_PARTS];
     AMPI_COMPUTE_OP;
     AMPI_PARALLEL_OVER(all, for (int64_t i = 0; i < AMPI_PARTS; i += per_call)
         ampi_cross_entropy_parts(&f, parts, i, i + per_call));
@@ -9515,7 +9525,8 @@ AMP_DEF amp_result amp_softmax_cross_entropy_backward(amp_ref logits, const int3
     AMPI_DONE_OP;
 }
 
-/* The mean of an element-wise loss, summed in AMPI_PARTS parts of whole tiles. */
+/* The mean of an element-wise loss: of (x - target)^2 for MSE, of ampi_bce_term for BCE. It is
+   summed in AMPI_PARTS parts of whole tiles. */
 AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, amp_ref x, amp_ref target,
         float* loss, size_t n, const amp_exec* exec) {
     const ampi_argument list[] = {
@@ -9523,11 +9534,14 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, amp_ref x, 
         AMPI_ARG_F32(loss, AMPI_OUT, 1),
         AMPI_ARG(target, AMPI_IN, n)
     };
-    double parts[AMPI_PARTS];
-    const size_t tiles = ampi_div_up(n, AMPI_TILE);
     AMPI_CHECK(op, n, list);
     AMPI_TRY(ampi_check_mean(exec, op, n, 1.0f));
     AMPI_COMPUTE_OP;
+
+    /* the elements of MSE are differences, which the sum squares */
+    const ampi_terms terms = kind == AMPI_MSE ? AMPI_PRODUCTS : AMPI_SUM;
+    const size_t tiles = ampi_div_up(n, AMPI_TILE);
+    double parts[AMPI_PARTS];
     AMPI_PARALLEL_OVER(n, for (int64_t part = 0; part < AMPI_PARTS; part++) {
         AMPI_ALIGNED float tile[AMPI_TILE], x_tile[AMPI_TILE], t_tile[AMPI_TILE];
         const size_t first = ampi_part_start(tiles, part), end = ampi_part_start(tiles, part + 1);
@@ -9537,8 +9551,7 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, amp_ref x, 
             const size_t start = i * AMPI_TILE, count = ampi_tile_size(n, start);
             ampi_elementwise((int)kind, tile, ampi_view(&list[AMPI_ARG_X], start, count, x_tile),
                 ampi_view(&list[AMPI_ARG_DY], start, count, t_tile), 0.0f, ampi_padded(count));
-            ampi_sum_rows(kind == AMPI_MSE ? AMPI_PRODUCTS : AMPI_SUM, &s, tile, tile, NULL, 1,
-                count, i > first);
+            ampi_sum_rows(terms, &s, tile, tile, NULL, 1, count, i > first);
         }
         parts[part] = kind == AMPI_MSE ? s.dot[0] : s.sum[0];
     });
@@ -11343,28 +11356,38 @@ AMPI_HD AMPI_INLINE int32_t ampi_label_fit(int64_t label) {
     return label < 0 || label > 0x7fffffff ? -1 : (int32_t)label;
 }
 
-/* Labels as int32, or inputs scaled and normalised, a tile of floats at a time. */
+/* x, elements [at, at + n) of a batch, become (x - mean) / std of their channel; see
+   amp_reading. */
+AMPI_FN void ampi_normalize(float* x, size_t at, size_t n, const amp_reading* how) {
+    for (size_t taken, i = 0; i < n; i += taken) {
+        const size_t pixel = (at + i) % how->pixels;
+        const float* mean = how->constants + (at + i) / how->pixels % how->channels;
+        taken = ampi_min_size(n - i, how->pixels - pixel);  /* the rest of a channel */
+        for (size_t k = i; k < i + taken; k++) x[k] = (x[k] - mean[0]) / mean[how->channels];
+    }
+}
+
+/* Labels as int32, or inputs scaled and normalised, a tile of floats at a time. Bytes without a
+   scale are divided by 255. */
 AMPI_CPU(load, amp_ref dst, amp_ref src, size_t n, int from_host AMPI_MAYBE,
         const amp_reading* how) {
     float x[AMPI_TILE];
-    size_t taken, count;
-    for (size_t i = 0; i < n && dst.dtype == AMP_I32; i++)
-        ((int32_t*)dst.data)[i] = ampi_label_fit(ampi_label_at(src.data, src.dtype, i));
-    for (size_t at = 0; at < n && dst.dtype != AMP_I32; at += count) {
+    size_t count, i;
+    if (dst.dtype == AMP_I32) {
+        for (i = 0; i < n; i++)
+            ((int32_t*)dst.data)[i] = ampi_label_fit(ampi_label_at(src.data, src.dtype, i));
+        return AMP_OK;
+    }
+    for (size_t at = 0; at < n; at += count) {
         count = ampi_min_size(n - at, AMPI_TILE);
         if (src.dtype != AMP_U8) ampi_load_f32(x, src.data, src.dtype, at, count);
-        else for (size_t i = 0; i < count; i++) x[i] = (float)((const uint8_t*)src.data)[at + i];
-        if (how->scale != 0.0f) for (size_t i = 0; i < count; i++) x[i] *= how->scale;
-        else if (src.dtype == AMP_U8) for (size_t i = 0; i < count; i++) x[i] /= 255.0f;
+        else for (i = 0; i < count; i++) x[i] = (float)((const uint8_t*)src.data)[at + i];
+
+        if (how->scale != 0.0f) for (i = 0; i < count; i++) x[i] *= how->scale;
+        else if (src.dtype == AMP_U8) for (i = 0; i < count; i++) x[i] /= 255.0f;
+
         AMPI_FORGET(x);  /* product and difference round apart */
-        if (how->constants) {
-            for (size_t i = 0; i < count; i += taken) {
-                const float* mean = how->constants + (at + i) / how->pixels % how->channels;
-                taken = ampi_min_size(count - i, how->pixels - (at + i) % how->pixels);
-                for (size_t k = i; k < i + taken; k++)
-                    x[k] = (x[k] - mean[0]) / mean[how->channels];
-            }
-        }
+        if (how->constants) ampi_normalize(x, at, count, how);
         ampi_store_f32(dst.data, dst.dtype, at, x, count);
     }
     return AMP_OK;
@@ -11425,24 +11448,30 @@ AMPI_FN void ampi_cpu_abandon(amp_training* t, const amp_exec* exec AMPI_MAYBE) 
 }
 
 #define AMPI_BOTH(op) amp_##op##_forward, amp_##op##_backward
-/* The table of the functions above. */
+/* The CPU's table, in the order of amp_backend. Most operators are the public functions. An entry
+   of another name than its function, or NULL, stands in a comment. */
 AMP_DEF const amp_backend* amp_cpu_backend(void) {
     static const amp_backend cpu = {
         "cpu", 0 /* asynchronous */, NULL /* open */, NULL /* close */,
-        ampi_alloc, ampi_free, NULL /* reaches */, ampi_cpu_zero, ampi_cpu_copy,
-        ampi_cpu_copy /* copy_in */, ampi_cpu_copy /* copy_out */,
+
+        /* memory and inputs */
+        ampi_alloc, ampi_free, NULL /* reaches */,
+        ampi_cpu_zero, ampi_cpu_copy, ampi_cpu_copy /* copy_in */, ampi_cpu_copy /* copy_out */,
         ampi_cpu_convert /* upload */, ampi_cpu_convert /* download */, ampi_cpu_convert,
-            ampi_cpu_load,
+        ampi_cpu_load,
+
+        /* operators */
         amp_gemm_workspace, amp_conv2d_workspace, amp_layer_norm_workspace,
-        amp_gemm, AMPI_BOTH(linear), AMPI_BOTH(conv2d), AMPI_BOTH(pool2d), AMPI_BOTH(batch_norm),
-            AMPI_BOTH(layer_norm),
-        AMPI_BOTH(activation), AMPI_BOTH(softmax), ampi_cpu_dropout, amp_add_forward,
-            AMPI_BOTH(concat),
+        amp_gemm, AMPI_BOTH(linear), AMPI_BOTH(conv2d), AMPI_BOTH(pool2d),
+        AMPI_BOTH(batch_norm), AMPI_BOTH(layer_norm), AMPI_BOTH(activation), AMPI_BOTH(softmax),
+        ampi_cpu_dropout, amp_add_forward, AMPI_BOTH(concat),
         AMPI_BOTH(softmax_cross_entropy), AMPI_BOTH(mse), AMPI_BOTH(bce_with_logits),
+
+        /* training_open and so on */
         ampi_cpu_open, ampi_cpu_close, ampi_cpu_begin, NULL /* training_pass */, ampi_cpu_losses,
-            ampi_cpu_check,
-        ampi_cpu_agree, ampi_cpu_step, ampi_cpu_read, ampi_cpu_abandon, NULL /* record */,
-            NULL /* record_end */,
+        ampi_cpu_check, ampi_cpu_agree, ampi_cpu_step, ampi_cpu_read, ampi_cpu_abandon,
+
+        NULL /* record */, NULL /* record_end */,
         NULL /* linear_relu_forward */, NULL /* conv2d_relu_forward */
     };
     return &cpu;
