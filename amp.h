@@ -12085,10 +12085,10 @@ AMP_DEF amp_value amp_conv2d_with(amp_model* m, amp_value x, const amp_conv2d_de
     AMPI_DRAFT(n, AMP_OP_CONV2D, x);
     AMPI_REFUSE_NULL_DESC(d);
     const amp_conv2d_shape s = {
-        m->desc.batch, n->layer.channels, n->layer.height, n->layer.width, d->out_channels,
-            AMPI_SIDES(kernel, 0, 0),
-        AMPI_SIDES(stride, 1, 1), AMPI_SIDES(pad, 0, 0), AMPI_SIDES(dilation, 1, 1),
-            d->groups ? d->groups : 1, d->pad_end_h, d->pad_end_w
+        m->desc.batch, n->layer.channels, n->layer.height, n->layer.width,  /* of x */
+        d->out_channels, AMPI_SIDES(kernel, 0, 0), AMPI_SIDES(stride, 1, 1),
+        AMPI_SIDES(pad, 0, 0), AMPI_SIDES(dilation, 1, 1), d->groups ? d->groups : 1,
+        d->pad_end_h, d->pad_end_w
     };
     amp_conv2d_output(&s, &n->layer.height, &n->layer.width, &m->draft_exec);
     n->conv = s;
@@ -12116,10 +12116,9 @@ AMP_DEF amp_value amp_pool2d_with(amp_model* m, amp_value x, const amp_pool2d_de
     AMPI_REFUSE_NULL_DESC(d);
     const int kernel[] = { AMPI_SIDES(kernel, 0, 0) };
     const amp_pool2d_shape s = {
-        d->kind, m->desc.batch, n->layer.channels, n->layer.height, n->layer.width, kernel[0],
-            kernel[1],
-        AMPI_SIDES(stride, kernel[0], kernel[1]), AMPI_SIDES(pad, 0, 0), d->exclude_pad,
-        d->pad_end_h, d->pad_end_w
+        d->kind, m->desc.batch, n->layer.channels, n->layer.height, n->layer.width,  /* of x */
+        kernel[0], kernel[1], AMPI_SIDES(stride, kernel[0], kernel[1]), AMPI_SIDES(pad, 0, 0),
+        d->exclude_pad, d->pad_end_h, d->pad_end_w
     };
     n->pool = s;
     amp_pool2d_output(&s, &n->layer.height, &n->layer.width, &m->draft_exec);
@@ -12129,7 +12128,11 @@ AMP_DEF amp_value amp_pool2d_with(amp_model* m, amp_value x, const amp_pool2d_de
 /* Adds a pool with the kernel as stride and without padding. */
 AMPI_FN amp_value ampi_plain_pool(amp_model* m, amp_value x, amp_pool kind, int kernel_h,
         int kernel_w) {
-    const amp_pool2d_desc d = { kind, 0, kernel_h, kernel_w, 0, 0, 0, 0, 0, 0, 0, 0, 0 };
+    amp_pool2d_desc d;
+    AMPI_CLEAR(d);
+    d.kind = kind;
+    d.kernel_h = kernel_h;
+    d.kernel_w = kernel_w;
     return amp_pool2d_with(m, x, &d);
 }
 
@@ -12740,11 +12743,14 @@ AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
     int dynamic = m->policy.low_dtype == AMP_F16 && (level == AMP_O1 || level == AMP_O2);
     amp_scaler_desc d;
     AMPI_CLEAR(d);
+
+    /* A pin or a region may have made a layer half at O0, or in BF16. */
     AMPI_EACH_NODE(n) dynamic |= level != AMP_O3 && n->layer.compute_dtype == AMP_F16;
     d.preset = !dynamic ? AMP_SCALER_STATIC
         : level == AMP_O2 ? ampi_styles[m->policy.style].o2_scaler
             : ampi_styles[m->policy.style].o1_scaler;
     if (d.preset == AMP_SCALER_STATIC) d.init_scale = 1.0f;
+
     if (m->desc.scaler) d = *m->desc.scaler;
     d.logger = &m->op_logger;
     return amp_scaler_init(&m->training.scaler, &d);
@@ -12763,8 +12769,8 @@ AMPI_FN amp_result ampi_check_names(amp_model* m) {
     return AMP_OK;
 }
 
-/* Opens the optimizer. Without a loss each group, or the one that stands for none, is frozen:
-   parameters have no gradients and no moments then. */
+/* Opens the optimizer. Without a loss each group is frozen, the one that stands for none, too:
+   parameters have no gradients and no moments then, which only frozen ones may. */
 AMPI_FN amp_result ampi_open_training(amp_model* m) {
     amp_optimizer_desc d = m->desc.optimizer;
     amp_param_group groups[AMP_MAX_GROUPS];
@@ -12813,6 +12819,7 @@ AMPI_FN amp_result ampi_finalize(amp_model* m) {
 AMPI_FN void ampi_remark_doubts(amp_model* m) {
     const amp_optimizer_desc* o = &m->desc.optimizer;
 
+    /* Sizes in the order height, width, colours: 28, 28, 3. */
     for (int i = 0; i < m->input_count; i++) {
         const amp_layer* l = &m->inputs[i]->layer;
         const int has_colours = l->width == 3 || l->width == 4;
@@ -12822,6 +12829,7 @@ AMPI_FN void ampi_remark_doubts(amp_model* m) {
                 "height, width", l->name, l->channels, l->height, l->width);
     }
 
+    /* A softmax of a softmax. */
     for (int i = 0; i < m->loss_count; i++) {
         const ampi_node *loss = m->losses[i], *x = ampi_source(loss->inputs[0]);
         if (ampi_has_labels(loss) && ampi_is(x, SOFTMAX))
