@@ -13324,14 +13324,14 @@ AMPI_FN amp_result ampi_batch_labels(amp_model* m, const amp_batch* b, const amp
     return AMP_OK;
 }
 
-/* Refuses types of inputs and labels, of a batch or a data set, that the model does not read.
-   what: the call, for sentences, here and below. */
+/* Refuses types of inputs and labels (0 = int32 or none), of a batch or a data set, that the model
+   does not read. what: the call, for sentences, here and below. */
 AMPI_FN amp_result ampi_check_types(amp_model* m, amp_dtype input, amp_dtype label,
-        const char* what, int with_targets) {
+        const char* what) {
     AMPI_REFUSE(ampi_type_size(input) == 0 && input != AMP_U8, AMP_ERR_DTYPE,
         "%s: input_dtype is %s (%d), not f32, f16, bf16, "
         "f64 or u8", what, amp_dtype_name(input), (int)input);
-    if (!with_targets || !label) return AMP_OK;
+    if (!label) return AMP_OK;
     AMPI_REFUSE(label != AMP_I32 && label != AMP_I64 && label != AMP_U8, AMP_ERR_DTYPE,
         "%s: label_dtype is %s (%d), it must be i32, i64 or u8", what, amp_dtype_name(label),
         (int)label);
@@ -13378,7 +13378,8 @@ AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char
     AMPI_REFUSE(!b, AMP_ERR_ARGUMENT, "%s: the batch is NULL", what);
     AMPI_REFUSE(b->n < 1 || b->n > m->desc.batch, AMP_ERR_ARGUMENT,
         "%s: %d samples, the model takes 1 to %d", what, b->n, m->desc.batch);
-    AMPI_TRY(ampi_check_types(m, b->input_dtype, b->label_dtype, what, with_targets));
+    AMPI_TRY(ampi_check_types(m, b->input_dtype, with_targets ? b->label_dtype : AMP_DTYPE_DEFAULT,
+        what));
 
     for (int i = 0; i < (with_targets ? AMPI_ARRAYS : AMP_MAX_INPUTS); i++) {
         const ampi_node* n = ampi_array_node(m, i);
@@ -13865,7 +13866,10 @@ AMPI_FN amp_result ampi_check_training(amp_model* m, const amp_batch* b, const c
             AMP_ERR_ARGUMENT,
             "%s: layer '%s' needs more than one value per channel, but the batch has 1 sample",
             what, n->layer.name);
-    for (const amp_param* p = m->params; m->micro && p < m->params + m->param_count; p++)
+
+    /* Earlier micro-batches have made no gradient of what is unfrozen between them. */
+    if (m->micro == 0) return AMP_OK;
+    for (const amp_param* p = m->params; p < m->params + m->param_count; p++)
         AMPI_REFUSE(!p->grad && !ampi_is_frozen_now(m, p), AMP_ERR_STATE,
             "%s: '%s' was frozen when this step began; "
             "unfreeze group %d before the first micro-batch of a step", what, p->name, p->group);
@@ -14002,16 +14006,15 @@ AMPI_FN amp_result ampi_feed_open(ampi_feed* f, amp_model* m, const amp_data* da
     f->data = *data;
 
     if (!data->read) {
-        AMPI_TRY(ampi_check_types(m, data->input_dtype, data->label_dtype, what,
-            1 /* with targets */));
+        AMPI_TRY(ampi_check_types(m, data->input_dtype, data->label_dtype, what));
         for (int i = 0; i < AMPI_ARRAYS; i++) {
             const ampi_node* n = ampi_array_node(m, i);
             if (!n) continue;
             AMPI_REFUSE(!AMPI_ARRAY(data, i), AMP_ERR_ARGUMENT,
                 "%s: data.%s[%d] is NULL, and so is read", what, ampi_array_name(i), n->index);
-            f->bytes[i] = !ampi_is_loss(n) ? n->features * amp_dtype_size(data->input_dtype)
-                          : ampi_has_labels(n) ? amp_dtype_size(data->label_dtype)
-                              : ampi_target_size(n) * 4;
+            f->bytes[i] = ampi_is_loss(n)
+                ? ampi_target_size(n) * amp_dtype_size(ampi_has_labels(n) ? data->label_dtype
+                    : AMP_F32) : n->features * amp_dtype_size(data->input_dtype);
             f->buffers[i] = ampi_alloc(f->bytes[i] * (size_t)m->desc.batch, a);
             missing |= !f->buffers[i];
         }
@@ -15378,8 +15381,8 @@ AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
     const amp_optimizer* o = c->optimizer;
     ampi_file* f = &c->file;
     const amp_model* m = f->model;
-    const uint64_t limit = 3 * (uint64_t)o->count + (uint64_t)f->count
-        + (m ? 2 * (uint64_t)m->layer_count : 0);
+    /* A parameter has at most three tensors, and a batch norm of two parameters two statistics. */
+    const uint64_t limit = 4 * (uint64_t)o->count + (uint64_t)f->count;
     c->tensors = (amp_file_tensor*)ampi_file_alloc(f, limit * (sizeof *c->tensors
         + sizeof *c->names));
     if (!c->tensors) return AMP_ERR_MEMORY;
