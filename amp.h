@@ -2930,10 +2930,7 @@ AMPI_HD AMPI_INLINE uint64_t ampi_f32_widen(uint32_t f) {
     return (uint64_t)(f >> 31) << 63 | u;
 }
 
-/* Bits of a double -> a format of these fraction bits and exponent bias, to nearest even. In 16
-   bits, with *random: up if *random is below the first 32 bits cut off. The sum r carries where it
-   rounds up. Below the smallest normal number (exponent field `lowest`) v is shifted first; lost
-   bits set its last. */
+/* fraction_bits and bias of ampi_narrow */
 #define AMPI_F16_FORM  10u, 15u
 #define AMPI_BF16_FORM 7u, 127u
 /* The bits of a double rounded to a type of so many fraction bits and that exponent bias: to
@@ -2941,15 +2938,19 @@ AMPI_HD AMPI_INLINE uint64_t ampi_f32_widen(uint32_t f) {
    NaNs keep what fits of their payload. */
 AMPI_HD AMPI_INLINE uint32_t ampi_narrow(uint64_t u, const uint32_t* random,
         uint32_t fraction_bits, uint32_t bias) {
+    /* cut: fraction bits that are lost; lowest: the exponent field of the least normal result */
     const uint64_t mag = u & 0x7fffffffffffffffu, one = (uint64_t)1u << 52,
         cut = 52u - fraction_bits;
     const uint64_t lowest = 1024u - bias, inf = (uint64_t)(2u * bias + 1u) << fraction_bits;
-    uint64_t v = mag - ((lowest - 1u) << 52), r;
-    if (mag >> 52 < lowest) {
+    uint64_t v = mag - ((lowest - 1u) << 52), r;  /* with the result's bias; rounded */
+    if (mag >> 52 < lowest) {  /* subnormal: shifted first; lost bits set its last */
         const uint64_t below = lowest - (mag >> 52), shift = below < 54u ? below : 54u;
         const uint64_t sig = one | (mag & (one - 1u));
         v = sig >> shift | ((sig & (((uint64_t)1u << shift) - 1u)) != 0u);
     }
+
+    /* Half of the last bit, less one if that is even, rounds to nearest; the complement of random
+       bits, in the first 32 that are cut off, rounds up where these bits are more. */
     r = v + (random ? (uint64_t)~*random << (cut - 32u) : ((uint64_t)1u << (cut - 1u)) - 1u
         + (v >> cut & 1u));
     r = r >> cut > inf ? inf : r >> cut;
@@ -3190,14 +3191,14 @@ typedef struct ampi_row_pixels {
            step;    /* row pixels from one to the next */
 } ampi_row_pixels;
 
-/* How many steps cover a distance, from 0 to `limit`. */
+/* How many steps of `step` pixels cover a distance in pixels: from 0 to `limit`. */
 AMPI_FN size_t ampi_steps(int64_t distance, int step, size_t limit) {
     if (distance <= 0) return 0;
     return ampi_min_size(step == 1 ? (size_t)distance : (size_t)((distance + step - 1) / step),
         limit);
 }
 
-/* Splits the pixels x, x + step, ... (`count` of them) of a row of `width` pixels. */
+/* Splits `count` pixels x, x + step, ... of a row of `width` pixels, where x may be below 0. */
 AMPI_FN ampi_row_pixels ampi_row_pixels_of(int width, int64_t x, int step, size_t count) {
     const size_t left = ampi_steps(-x, step, count);
     const size_t inside = ampi_max_size(ampi_steps(width - x, step, count), left) - left;
@@ -3520,21 +3521,22 @@ AMPI_HD AMPI_INLINE float ampi_clean_nan(float v) {
     return ampi_float(ampi_magnitude(v) > 0x7f800000u ? 0x7fc00000u : ampi_bits(v));
 }
 
-/* The padded copy of an image: FP32 with margins of zeros. A channel has a plane for each place in
-   the strides that the kernel meets (`phases` of a side). So 16 neighbouring pixels of a grid row
-   see 16 neighbouring floats at each kernel position. The planes of all images follow each other:
-   place (image * h.padded + row) * w.padded + column. A side has its `count` pixels and the `over`
-   ones that the kernel sees behind the last. This margin and that before the next row or image are
-   one, as far as both are zeros. before: places of the front margin; end: the first behind the
-   pixels. */
+/* A side, of whose fields these six are given. Its padded copy is FP32 with margins of zeros. It
+   has a plane for each place in the strides that the kernel meets, `phases` of a side. So 16
+   neighbouring pixels of a grid row see 16 neighbouring floats at each kernel position. The planes
+   of all images follow each other: place (image * h.padded + row) * w.padded + column. A side has
+   its `count` pixels and the `over` ones that the kernel sees behind the last. */
 AMPI_FN ampi_side ampi_side_of(size_t count, size_t kernel, int first, int next, int step,
         int size) {
     ampi_side s = { count, kernel, first, next, step, size, 0, 0, 0, 0, 0 };
-    size_t before, end;
+    size_t before, end;  /* places of the front margin; the first place behind the source's
+                            pixels */
     s.span = kernel > 1 ? (kernel - 1) * (size_t)(next < 0 ? -next : next) : 0;
     s.low = next < 0 ? first - (int)s.span : first;
     s.phases = ampi_min_size((size_t)step, s.span + 1);
     s.over = s.span / (size_t)step;
+
+    /* The margin behind and that before the next row or image are one, as far as both are zeros. */
     before = s.low < 0 ? (size_t)(-(int64_t)s.low / step) : 0;
     end = size > s.low ? (size_t)(((int64_t)size - s.low + step - 1) / step) : 0;
     s.padded = count + s.over;
@@ -3549,17 +3551,17 @@ AMPI_FN int ampi_side_is_plain(const ampi_side* s) {
 }
 
 /* Floats of the padded copy that `rows` rows of the im2col matrix need in n columns; 0 if over
-   `limit`. channels: the most that rows meet, with a plane for each pair of phases. A plane has n
-   pixels, `gaps` (margins between grid rows and between images), `reach` behind the last pixel, and
-   4 * AMPI_LANES: a last vector, pad_rows' rounding. */
+   `limit`. Doubles do not overflow. */
 AMPI_FN size_t ampi_padded_floats(const ampi_im2col* g, size_t rows, size_t n, size_t limit) {
+    /* The most channels that rows meet, with a plane for each pair of phases. */
     const size_t channels = ampi_min_size(g->channels, (rows + g->area - 2) / g->area + 1);
+    const double planes = (double)channels * (double)g->h.phases * (double)g->w.phases;
+    /* A plane has n pixels; the margins between their grid rows and between images; what the
+       kernel reads behind the last pixel. A last vector and pad_rows' rounding come on top. */
     const double wide = (double)g->w.padded, reach = (double)g->h.over * wide + (double)g->w.over;
     const double gaps = (double)ampi_div_up(n, g->w.count) * (wide - (double)g->w.count)
-                        + (double)ampi_div_up(n, g->pixels) * (double)(g->h.padded
-                            - g->h.count) * wide;
-    const double floats = (double)channels * (double)g->h.phases * (double)g->w.phases
-                          * ((double)n + gaps + reach + 4 * AMPI_LANES);
+        + (double)ampi_div_up(n, g->pixels) * (double)(g->h.padded - g->h.count) * wide;
+    const double floats = planes * ((double)n + gaps + reach + 4 * AMPI_LANES);
     return floats <= (double)limit ? (size_t)floats : 0;
 }
 
@@ -3570,12 +3572,15 @@ AMPI_FN size_t ampi_padded_place(const ampi_im2col* g, size_t column) {
 }
 
 /* at[i]: where row first + i of the im2col matrix begins in a padded copy whose planes are `step`
-   floats apart. */
+   floats apart. Planes lie channel by channel, in these by vertical, then horizontal phase. */
 AMPI_FN void ampi_padded_table(const ampi_im2col* g, size_t step, size_t first, size_t rows,
         uint32_t* at) {
     const uint32_t sh = (uint32_t)g->h.step, sw = (uint32_t)g->w.step;
     size_t i, plane = 0, h = first % g->area / g->w.kernel, w = first % g->w.kernel;
+
+    /* Rows of the first `area` kernel positions, which begin in channel 0 and may end in 1. */
     for (i = 0; i < ampi_min_size(rows, g->area); i++) {
+        /* The source pixel that grid pixel 0 meets, counted from the padded image's first. */
         const uint32_t y = (uint32_t)(g->h.first + (int)h * g->h.next - g->h.low);
         const uint32_t x = (uint32_t)(g->w.first + (int)w * g->w.next - g->w.low);
         at[i] = (uint32_t)(((plane + y % sh) * g->w.phases + x % sw) * step + y / sh * g->w.padded
@@ -3586,24 +3591,29 @@ AMPI_FN void ampi_padded_table(const ampi_im2col* g, size_t step, size_t first, 
         h = 0;
         plane = g->h.phases;
     }
+
+    /* The others are those of the channel before, one channel on. */
     for (; i < rows; i++) at[i] = at[i - g->area] + (uint32_t)(g->h.phases * g->w.phases * step);
 }
 
 /* The layout in scratch memory of the windows of kc pixels. */
 AMPI_FN ampi_windows ampi_windows_of(const ampi_im2col* g, size_t kc) {
-    /* or parts of rows */
-    const size_t step = (size_t)g->w.step, rows = (kc + g->w.count - 2) / g->w.count + 1;
+    const size_t step = (size_t)g->w.step;
+    const size_t rows = (kc + g->w.count - 2) / g->w.count + 1;  /* grid rows, or parts of them */
     ampi_windows d;
     d.height = g->h.kernel * g->channels;
     d.reused = g->h.step == 1 && g->h.next == 1 ? d.height - g->channels : 0;
     d.ld = ampi_round_up(ampi_min_size(g->w.count, kc) * step + g->w.span, AMPI_LANES) + AMPI_PAD;
     d.rows = kc;
     d.first = d.rows + AMPI_LANES * d.ld;
+    /* Each pixel has `step` columns of its own, and a row at most span + 1 more; whole vectors and
+       the last panel reach behind. */
     d.floats = d.first + (kc * step + rows * (g->w.span + 1)) * d.height + 4 * AMPI_LANES;
     return d;
 }
 
-/* The row of the im2col matrix at place i of a window. */
+/* The row of the im2col matrix that holds value i of a window: i counts by kernel columns, in these
+   by kernel rows, in these by channels. */
 AMPI_FN size_t ampi_window_row(const ampi_im2col* g, size_t i) {
     return i % g->channels * g->area + i / g->channels % g->h.kernel * g->w.kernel
         + i / g->channels / g->h.kernel;
@@ -3623,19 +3633,17 @@ typedef struct ampi_channels {
 
 /* The layout in scratch memory of 16 channels of a depthwise convolution. */
 AMPI_FN ampi_channels ampi_channels_of(const ampi_im2col* g) {
-    const size_t area = ampi_round_up(g->area, AMPI_LANES),
-        pixels = ampi_round_up(g->pixels, AMPI_LANES);
     ampi_channels d;
     d.rows = (g->h.count - 1) * (size_t)g->h.step + g->h.span + 1;
     d.pitch = ((g->w.count - 1) * (size_t)g->w.step + g->w.span + 1) * AMPI_LANES;
     d.weights = ampi_round_up(g->area + g->w.count, AMPI_LANES);
-    d.pixels = d.weights + area * AMPI_LANES;
-    d.padded = d.pixels + pixels * AMPI_LANES;
+    d.pixels = d.weights + ampi_round_up(g->area, AMPI_LANES) * AMPI_LANES;
+    d.padded = d.pixels + ampi_round_up(g->pixels, AMPI_LANES) * AMPI_LANES;
     d.floats = d.padded + d.rows * d.pitch + AMPI_LANES * AMPI_LANES;
     return d;
 }
 
-/* Offsets in the padded image: kernel positions, then a row's pixels. */
+/* at: offsets in the padded image, in floats: of kernel positions, then of a grid row's pixels. */
 AMPI_FN void ampi_channels_table(const ampi_im2col* g, const ampi_channels* d, uint32_t* at) {
     for (size_t h = 0; h < g->h.kernel; h++)
         for (size_t w = 0; w < g->w.kernel; w++)
@@ -3946,6 +3954,8 @@ AMPI_LANES_FN float AMPI_K(set1_reg)(float x) { return x; }
    place: an index of a padded plane. margin: the zeros of padding. phase: pixels that meet the same
    kernel positions of a strided kernel, or the plane for them. piece: neighbours of C that are
    stored together. pair: two bfloat16 in 32 bits.
+   Letters.  s: a product. v, a, b: operands. c: the epilogue of C. g: an im2col matrix. q: what
+   loops of a product share. u: arguments of the micro-kernel. t: a type. at: offsets in floats.
    Rows in scratch memory are written in whole vectors: up to 15 floats behind, which are spare or
    written later. */
 
@@ -4548,7 +4558,7 @@ AMPI_KERNEL_FN void AMPI_K(kernel_row)(float* dst, const ampi_operand* v, size_t
 
     while (i < count) {  /* the output's positions from (h, w) on */
         const char* kernel = (const char*)v->data + from * ampi_type_size(v->dtype);
-        if (h + w == 0 && reach == v->area) {
+        if (h + w == 0 && reach == v->area && reach > 1) {
             ampi_v_widen(dst + i, kernel, v->dtype, ampi_min_size(reach, count - i));
             i += reach;
         } else {
