@@ -9441,8 +9441,8 @@ AMPI_FN void ampi_cross_entropy_rows(const ampi_rows* f, size_t row, size_t rows
     AMPI_OPEN_READER(x, AMPI_ARG_X);
     ampi_softmax_measure(&x, at, rows, f->d, max, &s, e);
 
-    /* of each row sum(exp(z)), z[label] and mean(z), which only smoothing asks for; the reader still
-       has rows that fit a tile */
+    /* of each row sum(exp(z)), z[label] and mean(z), which only smoothing asks for; the reader
+       still has rows that fit a tile */
     float sum[AMPI_ROWS] = { 0.0f }, z[AMPI_ROWS] = { 0.0f }, mean[AMPI_ROWS] = { 0.0f };
     for (size_t r = 0; r < rows; r++) {
         const size_t label = ampi_is_ignored(f, row + r) ? 0 : (size_t)f->labels[row + r];
