@@ -537,6 +537,8 @@ AMPI_FN amp_result ampi_cuda_make(amp_cuda** out, const amp_cuda_desc* desc,
         "amp_cuda_create: gemm is %d, graph is %d; they must be 0..2, and 0 or 1", (int)desc->gemm,
         desc->graph);
     AMPI_TRY(ampi_cuda_check_device(logger));
+
+    /* a context of its own logger and allocator, whose exec names it */
     c = (amp_cuda*)ampi_alloc(sizeof *c, a);
     AMPI_REFUSE_CALL(!c, AMP_ERR_MEMORY, "amp_cuda_create: out of memory");
     memset(c, 0, sizeof *c);
@@ -546,7 +548,13 @@ AMPI_FN amp_result ampi_cuda_make(amp_cuda** out, const amp_cuda_desc* desc,
     c->desc.logger = c->exec.logger = &c->logger;
     c->exec.stream = c->desc.stream;
     c->exec.context = c;
-    if ((r = ampi_cuda_open(c)) != AMP_OK) { amp_cuda_destroy(c); return r; }
+
+    /* stream, buffers and handle; what has been opened goes with the context */
+    r = ampi_cuda_open(c);
+    if (r != AMP_OK) {
+        amp_cuda_destroy(c);
+        return r;
+    }
     *out = c;
     return AMP_OK;
 }
@@ -704,7 +712,10 @@ AMPI_FN cudaError_t ampi_cuda_starts_early(int* early) {
     return e;
 }
 
-/* The one way by which every kernel starts; `cluster` neighbouring blocks share their memory. */
+/* The one way by which every kernel starts: grid and block count blocks and threads; `shared` bytes
+   of dynamic shared memory a block; `cluster` neighbouring blocks reach that of each other. Where
+   the driver can, a kernel starts before the one ahead of it in the stream is done, see
+   ampi_ptx_grid_wait. */
 template <typename... P, typename... A>
 static cudaError_t ampi_cuda_launch_clusters(const amp_exec* exec, void (*kernel)(P...), dim3 grid,
         dim3 block, size_t shared, unsigned cluster, A... args) {
@@ -713,6 +724,8 @@ static cudaError_t ampi_cuda_launch_clusters(const amp_exec* exec, void (*kernel
     unsigned count = 0;
     int early;
     cudaError_t e = ampi_cuda_starts_early(&early);
+
+    /* attributes[0, count) */
     if (cluster > 1) {
         attributes[count].id = cudaLaunchAttributeClusterDimension;
         attributes[count].val.clusterDim.x = cluster;
@@ -721,14 +734,18 @@ static cudaError_t ampi_cuda_launch_clusters(const amp_exec* exec, void (*kernel
     }
     if (early) {
         attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+        attributes[count].val.programmaticStreamSerializationAllowed = 1;
+        count++;
     }
+
     config.gridDim = grid;
     config.blockDim = block;
     config.dynamicSmemBytes = shared;
     config.stream = ampi_cuda_stream(exec);
     config.attrs = attributes;
     config.numAttrs = count;
+
+    /* each argument as the kernel declares it */
     if (e == cudaSuccess) e = cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...);
     return e;
 }
@@ -1497,7 +1514,8 @@ AMPI_D unsigned ampi_d_saturate8(ampi_eight& r, amp_dtype t) {
     return hits;
 }
 
-/* A conversion with desc: saturation, stochastic rounding, a count of saturated elements. */
+/* A conversion with desc: saturation, stochastic rounding, a count of saturated elements. A thread
+   takes two groups of eight elements a turn, AMPI_CUDA_SECOND apart. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_convert_with(ampi_cuda_map m,
         ampi_cuda_rounding d) {
     ampi_ptx_grid_wait();
@@ -1506,6 +1524,8 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_convert_with(am
         for (size_t at = i; at < m.n && at <= i + AMPI_CUDA_SECOND; at += AMPI_CUDA_SECOND) {
             ampi_eight r;
             ampi_d_fetch8(r, m.a, at, m.n);
+
+            /* only a change of type rounds */
             if (d.random && m.a.dtype != m.y.dtype) {
                 float v[8];
                 ampi_d_widen8(v, r, m.a.dtype);
@@ -1513,6 +1533,8 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_convert_with(am
             } else {
                 ampi_d_convert8(r, m.a.dtype, m.y.dtype);
             }
+
+            /* infinities become the largest finite number */
             if (d.saturate) hits += ampi_d_saturate8(r, m.y.dtype);
             ampi_d_put8(m.y, at, m.n, r);
         }
@@ -2064,30 +2086,41 @@ AMPI_D void ampi_d_plain_deliver(const ampi_cuda_product& p, float (&sum)[4][4],
     }
 }
 
-/* C by FP32 cores, for any types: a block sums a tile of C in the order of amp_gemm. Two stages
-   take turns, so that one barrier a step is enough. */
+/* C by FP32 cores, for any types: a block sums a tile of AMPI_CUDA_PLAIN rows and columns of C, a
+   thread 4 x 4 elements of it, k ascending as amp_gemm does. A step is AMPI_CUDA_PLAIN_DEPTH of k.
+   Two stages in shared memory take turns, so that one barrier a step is enough: a thread writes to
+   one while others may still read the other. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_gemm_plain(ampi_cuda_product p) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(float, shared);
+
+    /* the tile begins at row i and column j of C, the thread's part x rows and y columns further */
     const ampi_cuda_tile t = ampi_d_tile(p, AMPI_CUDA_PLAIN_DEPTH);
     const size_t i = (size_t)t.row * AMPI_CUDA_PLAIN, j = (size_t)t.column * AMPI_CUDA_PLAIN;
     const uint32_t x = threadIdx.x / 16 * 4, y = threadIdx.x % 16 * 4;
     float sum[4][4] = {};
+
+    /* the thread's share of a step's elements of A and B, on their way to a stage */
     float2 a[AMPI_CUDA_PLAIN_PAIRS], b[AMPI_CUDA_PLAIN_PAIRS];
     ampi_cuda_walk wa, wb;
     ampi_d_walk_tile_begin(wa, p.a, blockIdx.y, i, 0, AMPI_CUDA_PLAIN, AMPI_CUDA_PLAIN_DEPTH);
     ampi_d_walk_tile_begin(wb, p.b, blockIdx.y, j, 0, AMPI_CUDA_PLAIN, AMPI_CUDA_PLAIN_DEPTH);
     if (t.steps) { ampi_d_walk_tile(a, wa, p.a); ampi_d_walk_tile(b, wb, p.b); }
+
     for (uint32_t s = 0; s < t.steps; s++) {
-        float* tile = shared + (s & 1u) * 2 * AMPI_CUDA_PLAIN_TILE;
-        size_t left = p.k - (size_t)s * AMPI_CUDA_PLAIN_DEPTH;
+        float* tile = shared + (s & 1u) * 2 * AMPI_CUDA_PLAIN_TILE;  /* of A, then of B */
+        size_t left = p.k - (size_t)s * AMPI_CUDA_PLAIN_DEPTH;       /* of k, from this step on */
         ampi_d_plain_put(tile, p.a, a);
         ampi_d_plain_put(tile + AMPI_CUDA_PLAIN_TILE, p.b, b);
         __syncthreads();
+
+        /* the next step's loads are under way while this one is multiplied */
         if (s + 1 < t.steps) { ampi_d_walk_tile(a, wa, p.a); ampi_d_walk_tile(b, wb, p.b); }
         ampi_d_plain_multiply(sum, tile + x, tile + AMPI_CUDA_PLAIN_TILE + y,
             left < AMPI_CUDA_PLAIN_DEPTH ? (uint32_t)left : (uint32_t)AMPI_CUDA_PLAIN_DEPTH);
     }
+
+    /* two neighbour threads deliver eights of columns together */
     ampi_d_plain_deliver(p, sum, i + x, j + (y & ~7u));
 }
 
@@ -2321,9 +2354,10 @@ AMPI_D void ampi_d_multiply(float (&sum)[X / 32][4][4], const ampi_cuda_product&
     ampi_d_multiply_type<X, 0>(sum, p, stage, a_at, b_at);
 }
 
-/* The warp's sums go through shared memory, 32 rows at a time, so that each lane gets eights of a
-   row. An mma's element e is row lane/4 + 8*(e/2), column 2*(lane%4) + e%2. The next 32 rows move
-   up, so that the code is there once. */
+/* A warp's X/2 rows and 32 columns of sums go to C, from row i and column j on: through its slice
+   of shared memory, AMPI_CUDA_SLICE = 32 rows at a time, so that each lane gets eights of a row.
+   sum[r][c][e] of a lane is element e of the mma at rows 16r, columns 8c: row lane/4 + 8*(e/2),
+   column 2*(lane%4) + e%2 of it. */
 template <int X>
 AMPI_D void ampi_d_mma_deliver(const ampi_cuda_product& p, float (&sum)[X / 32][4][4], float* slice,
         size_t i, size_t j) {
@@ -2331,13 +2365,18 @@ AMPI_D void ampi_d_mma_deliver(const ampi_cuda_product& p, float (&sum)[X / 32][
     float* corner = slice + lane / 4 * AMPI_CUDA_SLICE_LD + lane % 4 * 2;
     AMPI_ROLLED
     for (uint32_t down = 0; down < X / 2; down += AMPI_CUDA_SLICE) {
+        /* two columns a time: q/4 counts eights of rows, q%4 eights of columns */
         for (uint32_t q = 0; q < 16; q++)
             *(float2*)(corner + q / 4 * 8 * AMPI_CUDA_SLICE_LD + q % 4 * 8)
                 = make_float2(sum[q / 8][q % 4][q / 4 % 2 * 2],
                     sum[q / 8][q % 4][q / 4 % 2 * 2 + 1]);
+
+        /* the next 32 rows move up: registers have no index at run time */
         for (uint32_t next = 2; next < X / 32; next++)
             for (uint32_t q = 0; q < 16; q++) sum[next - 2][q / 4][q % 4] = sum[next][q / 4][q % 4];
         __syncwarp();
+
+        /* a lane's eights: columns `column` to + 7 of every eighth row */
         AMPI_ROLLED
         for (uint32_t row = lane / 4; row < AMPI_CUDA_SLICE; row += 8) {
             const float4* from = (const float4*)(slice + row * AMPI_CUDA_SLICE_LD + column);
@@ -2349,8 +2388,11 @@ AMPI_D void ampi_d_mma_deliver(const ampi_cuda_product& p, float (&sum)[X / 32][
     }
 }
 
-/* Two tiles are under way while one is multiplied. The barrier of a step says two things: its tile
-   has arrived for all, and the stage of the step before is free. */
+/* C by Tensor Cores: a block of 2X threads sums a tile of X x X elements, a warp X/2 rows and 32
+   columns of it. A step is AMPI_CUDA_DEPTH of k; its stage in shared memory holds `half` elements
+   of A, then of B. Stages form a ring of AMPI_CUDA_STAGES: the copies of `ahead` steps are under
+   way while one is multiplied. The barrier of a step says two things: its stage has arrived for
+   all, and the stage of the step before is free. PLACES: operands may be images. */
 template <int X, bool PLACES>
 static __global__ void __launch_bounds__(2 * X, PLACES ? 1 : 256 / X)
         ampi_k_gemm_mma(ampi_cuda_product p) {
@@ -2358,23 +2400,31 @@ static __global__ void __launch_bounds__(2 * X, PLACES ? 1 : 256 / X)
     AMPI_SHARED(uint16_t, shared);
     const uint32_t half = X * AMPI_CUDA_DEPTH, ahead = AMPI_CUDA_STAGES - 1,
         warp = threadIdx.x / 32;
+
+    /* the warp's part begins at row x and column y of the tile; in a stage this lane's first
+       fragments lie at a_at and b_at */
     const uint32_t x = warp % 2 * (X / 2), y = warp / 2 * 32;
     const uint32_t a_at = ampi_d_lane_at(p.a.along_k, X, x, 0),
         b_at = ampi_d_lane_at(p.b.along_k, X, y, 1) + half;
-    ampi_cuda_tile t = ampi_d_tile(p, AMPI_CUDA_DEPTH);
     float sum[X / 32][4][4] = {};
+
+    ampi_cuda_tile t = ampi_d_tile(p, AMPI_CUDA_DEPTH);
     ampi_cuda_feed fa, fb;
     ampi_d_feed_begin<X, PLACES>(fa, p.a, blockIdx.y, (size_t)t.row * X,
         (size_t)t.from * AMPI_CUDA_DEPTH);
     ampi_d_feed_begin<X, PLACES>(fb, p.b, blockIdx.y, (size_t)t.column * X,
         (size_t)t.from * AMPI_CUDA_DEPTH);
+
+    /* turn s fetches step s, if there is one, and multiplies step s - ahead */
     for (uint32_t s = 0, fill = 0; s < t.steps + ahead; s++) {
-        uint16_t* stage = shared + fill * 2 * half;
-        fill = fill + 1 == AMPI_CUDA_STAGES ? 0 : fill + 1;      /* there lies step s - ahead */
+        uint16_t* stage = shared + fill * 2 * half;              /* of step s */
+        fill = fill + 1 == AMPI_CUDA_STAGES ? 0 : fill + 1;      /* of step s - ahead */
         if (s >= ahead) {
             ampi_ptx_cp_async_wait<AMPI_CUDA_STAGES - 2>();
             __syncthreads();
         }
+
+        /* loads that the copy unit cannot do wait in registers while the product runs */
         if (s < t.steps) {
             ampi_d_feed_start<X, PLACES>(fa, p.a, stage);
             ampi_d_feed_start<X, PLACES>(fb, p.b, stage + half);
@@ -2386,8 +2436,9 @@ static __global__ void __launch_bounds__(2 * X, PLACES ? 1 : 256 / X)
             ampi_d_feed_store<X, PLACES>(fb, p.b, stage + half);
         }
     }
-    __syncthreads();      /* the last stage has been read */
-    t = ampi_d_tile(p, AMPI_CUDA_DEPTH);
+
+    __syncthreads();      /* the last stage has been read: slices lie there now */
+    t = ampi_d_tile(p, AMPI_CUDA_DEPTH);  /* again, which costs no registers in the loop */
     ampi_d_mma_deliver<X>(p, sum, (float*)shared + warp * AMPI_CUDA_SLICE * AMPI_CUDA_SLICE_LD,
                           (size_t)t.row * X + x, (size_t)t.column * X + y);
 }
@@ -2556,26 +2607,32 @@ AMPI_D void ampi_d_hopper_release(const ampi_hopper_pipeline& pipe, uint32_t sta
     if (threadIdx.x % 32 == 0) ampi_ptx_mbarrier_arrive(pipe.empty + stage);
 }
 
-/* The sums of a warpgroup over its steps. 16 of k are 32 bytes of each row along k, 16 rows across
-   k. The Tensor Cores get a step's work while they still do the last one's: only then that stage is
-   given back. */
+/* sum: the warpgroup's 64 rows and N columns of a tile, over `steps` stages of the pipeline. A
+   wgmma takes 16 of k: 32 bytes of each row if k runs along rows, else (TRANS) 16 rows of 128
+   bytes; descriptors count 16 bytes. The Tensor Cores get a step's work while they still do the
+   last one's; only when that is done its stage is given back. */
 template <int N, int TRANS_A, int TRANS_B, int BF16>
 AMPI_D void ampi_d_hopper_sum(float (&sum)[N / 2], ampi_hopper_pipeline& pipe, uint32_t steps) {
     const uint32_t a_step = (TRANS_A ? 16 * 128 : 32) >> 4, b_step = (TRANS_B ? 16 * 128 : 32) >> 4;
     const uint64_t first_a = ampi_d_descriptor(pipe.stages
         + (ampi_d_warpgroup() - 1) * AMPI_HOPPER_BOX, TRANS_A);
     const uint64_t first_b = ampi_d_descriptor(pipe.stages + 2 * AMPI_HOPPER_BOX, TRANS_B);
-    uint32_t last = pipe.stage;
+    uint32_t last = pipe.stage;  /* the stage of the step before */
     for (uint32_t step = 0; step < steps; step++) {
+        /* wait for the copy engine */
         const uint64_t a = first_a + pipe.stage * (ampi_hopper<N>::STAGE_BYTES >> 4);
         const uint64_t b = first_b + pipe.stage * (ampi_hopper<N>::STAGE_BYTES >> 4);
         ampi_ptx_mbarrier_wait(pipe.full + pipe.stage, pipe.parity);
+
+        /* the first wgmma of all sets the sums, the others add to them */
         ampi_ptx_wgmma_fence();
         AMPI_D_UNROLL
         for (uint32_t q = 0; q < AMPI_HOPPER_DEPTH / 16; q++)
             ampi_ptx_wgmma<TRANS_A, TRANS_B, BF16>(sum, a + q * a_step, b + q * b_step, step > 0
                 || q > 0);
         ampi_ptx_wgmma_commit();
+
+        /* until one step is under way, this one */
         ampi_ptx_wgmma_wait<1>();
         if (step > 0) ampi_d_hopper_release(pipe, last);
         last = pipe.stage;
@@ -2620,8 +2677,8 @@ AMPI_D void ampi_d_hopper_eight(const ampi_cuda_product& p, const ampi_hopper_ti
     ampi_d_epilogue8_at(p, c, t.z, i, v);
 }
 
-/* In general: through shared memory, 32 columns at a time, so that each lane gets eights of a
-   row. */
+/* A warp's 16 rows and N columns of sums go to C, whatever its type and epilogue: through its slice
+   of shared memory, 32 columns at a time, so that each lane gets eights of a row. */
 template <int N>
 AMPI_D void ampi_d_hopper_deliver(const ampi_cuda_product& p, const float (&sum)[N / 2],
         const ampi_hopper_tile& t, float* slice) {
@@ -2637,6 +2694,8 @@ AMPI_D void ampi_d_hopper_deliver(const ampi_cuda_product& p, const float (&sum)
                 sum[4 * q + 3]);
         }
         __syncwarp();
+
+        /* a lane's two rows of eight columns */
         AMPI_ROLLED
         for (uint32_t row = lane / 4; row < 16; row += 8)
             ampi_d_hopper_eight(p, t, slice, row, column, across * 32);
@@ -2660,14 +2719,16 @@ AMPI_D float4 ampi_d_hopper_add(const unsigned char* four, uint32_t pieces) {
     return v[0];
 }
 
-/* Groups `first` to `end` - 1 of eight columns: the pieces of the cluster's blocks are added,
-   and go to C through the epilogue. */
+/* Groups `first` to `end` - 1 of eight columns of a warp's 16 rows: the pieces of the cluster's
+   blocks are added, and go to C through the epilogue, four groups a turn. fours: this thread's
+   place in each group, see ampi_d_hopper_share. */
 AMPI_D void ampi_d_hopper_deliver_groups(const ampi_cuda_product& p, const ampi_hopper_tile& t,
         const unsigned char* fours, float* slice, uint32_t first, uint32_t end) {
     const uint32_t lane = threadIdx.x % 32, column = lane % 4 * 8;
     float* corner = slice + lane / 4 * AMPI_CUDA_SLICE_LD + lane % 4 * 2;
     AMPI_ROLLED
     for (uint32_t group = first; group < end; group += 4) {
+        /* to the slice: rows lane/4 and 8 more, two columns each */
         AMPI_ROLLED
         for (uint32_t q = 0; q < 4 && group + q < end; q++) {
             const float4 v = ampi_d_hopper_add(fours + (group + q) * AMPI_HOPPER_GROUP, p.pieces);
@@ -2675,6 +2736,8 @@ AMPI_D void ampi_d_hopper_deliver_groups(const ampi_cuda_product& p, const ampi_
             *(float2*)(corner + 8 * AMPI_CUDA_SLICE_LD + q * 8) = make_float2(v.z, v.w);
         }
         __syncwarp();
+
+        /* from there as eights of a row, but for columns behind the last group */
         AMPI_ROLLED
         for (uint32_t row = lane / 4; row < 16 && group * 8 + column < end * 8; row += 8)
             ampi_d_hopper_eight(p, t, slice, row, column, group * 8);
@@ -2782,14 +2845,17 @@ AMPI_D void ampi_d_hopper_put_halves(unsigned char* rows, const ampi_cuda_produc
     }
 }
 
-/* 16 rows of 32 floats, of which a lane has two neighbours in each 8 columns; `first` is their
-   block. */
+/* A warp's 16 rows of 32 floats into a box, whose chunks of 16 bytes are swizzled: chunk c of row r
+   lies at c ^ r%8. A lane has two neighbours in each 8 columns, of rows lane/4 and 8 more; pair i
+   is rows 8*(i%2), columns 8*(i/2). first: number of the first 8 columns among the bias' 64. */
 template <int RAW>
 AMPI_D void ampi_d_hopper_put_floats(unsigned char* rows, const ampi_cuda_product& p,
         const float* sum, const float2& bias, uint32_t first) {
     const uint32_t lane = threadIdx.x % 32, row = lane / 4, chunk = lane % 4 / 2,
         inside = lane % 2 * 8;
     float2 v[8];
+
+    /* a NaN among the numbers makes the sum of all a NaN */
     float all = 0.0f;
     AMPI_D_UNROLL
     for (uint32_t i = 0; i < 8; i++) {
@@ -2800,14 +2866,16 @@ AMPI_D void ampi_d_hopper_put_floats(unsigned char* rows, const ampi_cuda_produc
     AMPI_D_UNROLL
     for (uint32_t i = 0; i < 8 && all != all; i++)
         v[i] = make_float2(ampi_clean_nan(v[i].x), ampi_clean_nan(v[i].y));
+
     AMPI_D_UNROLL
     for (uint32_t i = 0; i < 8; i++)
         *(float2*)(rows + (row + i % 2 * 8) * 128 + ((i / 2 * 2 + chunk) ^ row) * 16 + inside) =
             v[i];
 }
 
-/* By the copy engine: 64 rows of 128 bytes at a time, through two boxes that alternate. The first
-   barrier: the box has been read; the second: it has been written. */
+/* A warpgroup's 64 rows and N columns of sums go to C by the copy engine: a box of 64 rows of 128
+   bytes (`width` columns) at a time, through two boxes in `out` that alternate; next_box is the one
+   to use. RAW: C is the sums. */
 template <int N, amp_dtype TYPE, int RAW>
 AMPI_D void ampi_d_hopper_store(const ampi_cuda_hopper& h, const float (&sum)[N / 2],
         const ampi_hopper_tile& t, unsigned char* out, uint32_t& next_box) {
@@ -2817,8 +2885,12 @@ AMPI_D void ampi_d_hopper_store(const ampi_cuda_hopper& h, const float (&sum)[N 
     AMPI_D_UNROLL
     for (uint32_t q = 0; q < N / width; q++, next_box ^= 1u) {
         unsigned char* box = out + next_box * AMPI_HOPPER_BOX;
+
+        /* a lane holds the bias of 64 columns at a time */
         if (!RAW && q * width % 64 == 0)
             bias = ampi_d_hopper_bias2(h.p, t.z, t.i + top, t.j + width * q);
+
+        /* until the copy engine has read the box, two stores ago */
         if (threadIdx.x % 128 == 0) ampi_ptx_bulk_wait_read<1>();
         ampi_ptx_group_sync(group, 128);
         if (TYPE == AMP_F32)
@@ -2826,6 +2898,8 @@ AMPI_D void ampi_d_hopper_store(const ampi_cuda_hopper& h, const float (&sum)[N 
         else
             ampi_d_hopper_put_halves<TYPE == AMP_BF16,
                 RAW>(box + top * 128, h.p, sum + 32 * q, bias);
+
+        /* when all warps have written to the box, one thread sends it */
         ampi_ptx_fence_async();
         ampi_ptx_group_sync(group, 128);
         if (threadIdx.x % 128 == 0) {
@@ -2844,7 +2918,8 @@ AMPI_D void ampi_d_hopper_store_type(const ampi_cuda_hopper& h, const float (&su
     else ampi_d_hopper_store<N, AMP_F32, RAW>(h, sum, t, out, next_box);
 }
 
-/* A multiplying warpgroup: 64 rows of each tile. */
+/* A multiplying warpgroup: its 64 rows of each unit that the cluster takes, summed, then delivered.
+   out: shared memory for what goes to C, two boxes a warpgroup. */
 template <int N>
 AMPI_D void ampi_d_hopper_consume(const ampi_cuda_hopper& h, ampi_hopper_pipeline pipe,
         unsigned char* out) {
@@ -2856,12 +2931,16 @@ AMPI_D void ampi_d_hopper_consume(const ampi_cuda_hopper& h, ampi_hopper_pipelin
         ampi_hopper_tile t = ampi_d_hopper_tile<N>(h, unit);
         if (h.p.bf16) ampi_d_hopper_sum_type<N, 1>(sum, h, pipe, t.steps);
         else ampi_d_hopper_sum_type<N, 0>(sum, h, pipe, t.steps);
+
+        /* t.i: the first row of the warpgroup, or where lanes write themselves, of the warp */
         t.i += half * 64;
         if (!h.by_engine) {
             t.i += warp * 16;
             float* slice = (float*)(out + warp * 4096);
             if (h.p.pieces > 1) ampi_d_hopper_share<N>(h.p, sum, t, pipe.stages, slice);
             else ampi_d_hopper_deliver<N>(h.p, sum, t, slice);
+
+        /* C is the sums themselves, or their epilogue */
         } else if (h.p.alpha == 1.0f && !h.p.bias.data && !h.p.epilogue) {
             ampi_d_hopper_store_type<N, 1>(h, sum, t, out, next_box);
         } else {
@@ -2895,19 +2974,22 @@ AMPI_D ampi_hopper_pipeline ampi_d_hopper_pipeline(const ampi_cuda_hopper& h,
 
 #endif
 
-/* One warp of the first warpgroup feeds, the two others multiply. Where blocks share a tile, each
-   has one, and none may leave while others still read its sums: all their threads meet twice. In a
-   pass for any other architecture the kernel is empty. */
+/* One warp of the first warpgroup feeds, the two other warpgroups multiply. Where blocks of a
+   cluster share a tile, each has one tile alone, and none may leave while others still read its
+   sums: all their threads meet twice, first in ampi_d_hopper_share. In a pass for any other
+   architecture the kernel is empty. */
 template <int N>
 static __global__ void __launch_bounds__(AMPI_HOPPER_THREADS, 1)
 ampi_k_gemm_hopper(const __grid_constant__ ampi_cuda_hopper h) {
 #if defined(AMPI_HOPPER)
     AMPI_SHARED(unsigned char, memory);
-    /* the swizzle's period */
+
+    /* stages begin where the swizzle's period of 1024 bytes does */
     unsigned char* shared = memory + ((0u - ampi_ptx_shared(memory)) & 1023u);
     const ampi_hopper_pipeline pipe = ampi_d_hopper_pipeline<N>(h, shared);
     ampi_ptx_grid_wait();
     __syncthreads();
+
     if (threadIdx.x < 128) {
         ampi_ptx_give_registers<AMPI_HOPPER_FEEDS>();
         if (threadIdx.x < 32) ampi_d_hopper_feed<N>(h, pipe);
@@ -2982,25 +3064,31 @@ AMPI_FN ampi_cuda_operand ampi_cuda_operand_of(const ampi_operand* v, size_t sid
     return o;
 }
 
-/* The kernels' form of product s and its batch. */
+/* The kernels' form of product s, C = epilogue(A * B), and its batch: products `batch->a`, ...
+   apart. */
 AMPI_FN ampi_cuda_product ampi_cuda_product_of(const ampi_product* s,
         const ampi_cuda_batch* batch) {
     const ampi_epilogue* c = &s->c;
     ampi_cuda_product p;
     AMPI_CLEAR(p);
+
+    /* sizes and operands */
     p.m = s->m; p.n = s->n; p.k = s->k;
     p.batch = batch->count;
     p.a = ampi_cuda_operand_of(&s->a, s->m, s->k, batch->a);
     p.b = ampi_cuda_operand_of(&s->b, s->n, s->k, batch->b);
+
+    /* C, whose columns are one part, or an image's pixels in parts with gaps between */
     p.alpha = c->alpha; p.beta = c->beta;
     p.c = amp_ref_of(c->data, c->dtype);
     p.ldc = c->ld; p.c_stride = batch->c;
     p.part = c->columns.size ? c->columns.size : s->n; p.part_stride = c->columns.next_block;
     p.cols = c->columns.width; p.next_row = c->columns.next_row; p.column = c->columns.next;
     p.apart = c->columns.size != 0 && (c->columns.next != 1 || c->columns.width != c->columns.size);
+
     p.bias = amp_ref_of(c->bias, c->bias_dtype); p.bias_stride = batch->bias;
     p.bias_per_row = c->bias_per_row;
-    p.pieces = 1;
+    p.pieces = 1;  /* of k; a cut may set more */
     return p;
 }
 
@@ -3878,11 +3966,16 @@ typedef struct ampi_cuda_direct {
     const void *x, *w;                            /* for dw, w is dy */
     void *bias, *y;
     amp_dtype dtype, bias_dtype, y_dtype;         /* dtype: of x and w */
-    uint32_t n, channels, outputs, height, width, rows, cols, kernel_h, kernel_w;
+    uint32_t n, channels, outputs;                /* images; channels of x, of y */
+    uint32_t height, width, rows, cols;           /* pixels of an image of x, of y */
+    uint32_t kernel_h, kernel_w;
     int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, mirrored;
     uint32_t out_step, channel_step;              /* elements of w from one output or channel to the
                                                      next */
-    uint32_t images, band, bands, tiles, tall, wide;      /* bands of an image; tiles in all */
+    uint32_t images, band;                        /* of a tile: images, rows of y */
+    uint32_t bands, tiles;                        /* of an image: tiles; of all images */
+    uint32_t tall, wide;                          /* what a tile sees of an image of x: rows,
+                                                     cols */
     uint32_t channels_at_once;                    /* in shared memory */
     uint32_t lanes, down;                         /* threads beside each other in a row of x, and
                                                      how many rows */
@@ -3912,20 +4005,27 @@ AMPI_D float ampi_d_direct_widen(uint16_t v, amp_dtype t) {
     return t == AMP_F16 ? ampi_ptx_f32_from_f16(v) : ampi_float((uint32_t)v << 16);
 }
 
-/* Channels [c, c + count) of what the tile sees. A thread goes down a column of all planes, `down`
-   rows at a time; eight of its loads are under way together. */
+/* Channels [c, c + count) of what tile t sees of x, in FP32, to shared memory: rows of d.wide
+   elements, d.tall to an image, d.images to a channel; zeros stand for padding, images behind the
+   last and channels behind the last. A thread goes down a column through all these rows, d.down at
+   a time; eight of its loads are under way together. */
 AMPI_D void ampi_d_direct_load(float* to, const ampi_cuda_direct& d, const ampi_cuda_direct_tile& t,
         uint32_t c, uint32_t count) {
     const uint32_t rows = count * d.images * d.tall, start = threadIdx.x / d.lanes;
     const uint32_t top = t.row * (uint32_t)d.stride_h - (uint32_t)d.pad_h, below = d.down * d.wide;
     const uint16_t* from = (const uint16_t*)d.x + (t.image * d.channels + c) * d.height * d.width;
-    if (start >= d.down) return;
+    if (start >= d.down) return;  /* a surplus thread */
     for (uint32_t column = threadIdx.x % d.lanes; column < d.wide; column += d.lanes) {
-        const uint32_t x = column - (uint32_t)d.pad_w;
+        const uint32_t x = column - (uint32_t)d.pad_w;  /* left of the image it wraps to a large
+                                                           one */
+
+        /* row = at.high * d.tall + at.middle: row at.middle of plane at.high */
         ampi_cuda_digits at = ampi_d_digits_of(start, d.tall, 1);
         float* put = to + start * d.wide + column;
         for (uint32_t row = start; row < rows;) {
             uint16_t v[AMPI_CUDA_DIRECT_LOADS];
+
+            /* y above the image wraps as x does */
             AMPI_D_UNROLL
             for (uint32_t u = 0; u < AMPI_CUDA_DIRECT_LOADS; u++) {
                 uint32_t channel = ampi_d_divide(at.high, d.by_images),
@@ -3936,6 +4036,7 @@ AMPI_D void ampi_d_direct_load(float* to, const ampi_cuda_direct& d, const ampi_
                 v[u] = inside ? from[place] : (uint16_t)0;
                 ampi_d_step(at, d.step, d.tall, 1);
             }
+
             AMPI_D_UNROLL
             for (uint32_t u = 0; u < AMPI_CUDA_DIRECT_LOADS; u++, row += d.down, put += below)
                 if (row < rows) *put = ampi_d_direct_widen(v[u], d.dtype);
@@ -4029,13 +4130,17 @@ AMPI_D void ampi_d_direct_store(const ampi_cuda_direct& d, uint32_t image, uint3
     }
 }
 
-/* A thread computes eight outputs of P pixels. Each sum runs over (channel, rows / KH, column, row
-   % KH) ascending, whatever P and the tiles are. */
+/* y by direct sums: a block has a tile of pixels and eight outputs, a thread eight outputs of P
+   pixels below each other. Each sum runs over (channel, rows / KH, column, row % KH) ascending,
+   whatever P and the tiles are. Shared memory holds the weights, then x of some channels. */
 template <int P, int KH>
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK, 3) ampi_k_direct(ampi_cuda_direct d) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(float, shared);
     const uint32_t area = d.kernel_h * d.kernel_w, out = blockIdx.y * AMPI_CUDA_DIRECT_OUTPUTS;
+
+    /* the thread's first pixel: image at.high, row `row` and column at.low of the tile; x sees
+       element `first` + column of a channel */
     const ampi_cuda_direct_tile t = ampi_d_direct_tile(d, blockIdx.x);
     const ampi_cuda_digits at = ampi_d_digits_of(threadIdx.x, d.band / P, d.cols);
     const uint32_t row = at.middle * P,
@@ -4043,6 +4148,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK, 3) ampi_k_direct(ampi_
     float* x = shared + d.channels * area * AMPI_CUDA_DIRECT_OUTPUTS;
     float sum[P][8] = {};
     ampi_d_direct_weights<KH>(shared, d, out);
+
     for (uint32_t c = 0; c < d.channels; c += d.channels_at_once) {
         uint32_t count = d.channels - c < d.channels_at_once ? d.channels - c : d.channels_at_once;
         __syncthreads();      /* the channels before have been read */
@@ -4052,6 +4158,8 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK, 3) ampi_k_direct(ampi_
             ampi_d_direct_multiply<P, KH>(sum, x + first + at.low * (uint32_t)d.stride_w,
                                           shared + c * area * AMPI_CUDA_DIRECT_OUTPUTS, d, count);
     }
+
+    /* pixels that the tile has; edges of images leave surplus threads */
     AMPI_D_UNROLL
     for (uint32_t p = 0; p < P; p++)
         if (at.high < t.images && row + p < t.rows)
@@ -4174,7 +4282,8 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_direct_dw(ampi_
 enum { AMPI_CUDA_DIRECT_MAX_OUTPUTS = 16, AMPI_CUDA_DIRECT_MAX_WEIGHTS = 512,
        AMPI_CUDA_DIRECT_X = 6144, AMPI_CUDA_DIRECT_DW = 10240, AMPI_CUDA_DIRECT_BLOCKS = 256 };
 
-/* The product `part`; s tells its operands. */
+/* The direct sums of a convolution's product `part`, but for the tiles; s tells its operands. For
+   dx (transposed) x is dy and y is dx: see the formula above. */
 AMPI_FN ampi_cuda_direct ampi_cuda_direct_of(const ampi_conv2d_sizes* c, const ampi_product* s,
         ampi_cuda_conv2d_part part) {
     const amp_conv2d_shape* z = &c->s;
@@ -4182,8 +4291,11 @@ AMPI_FN ampi_cuda_direct ampi_cuda_direct_of(const ampi_conv2d_sizes* c, const a
     const uint32_t area = (uint32_t)c->area, along = (uint32_t)z->channels * area;
     ampi_cuda_direct d;
     AMPI_CLEAR(d);
+
     d.x = s->b.data; d.w = s->a.data; d.bias = ampi_mutable(s->c.bias); d.y = s->c.data;
     d.dtype = s->a.dtype; d.bias_dtype = s->c.bias_dtype; d.y_dtype = s->c.dtype;
+    d.add = s->c.beta != 0.0f;
+
     d.n = (uint32_t)z->n;
     d.channels = (uint32_t)(transposed ? z->out_channels : z->channels);
     d.outputs = (uint32_t)(transposed ? z->channels : z->out_channels);
@@ -4191,13 +4303,15 @@ AMPI_FN ampi_cuda_direct ampi_cuda_direct_of(const ampi_conv2d_sizes* c, const a
     d.width = (uint32_t)(transposed ? c->out_w : z->width);
     d.rows = (uint32_t)(transposed ? z->height : c->out_h);
     d.cols = (uint32_t)(transposed ? z->width : c->out_w);
+
     d.kernel_h = (uint32_t)z->kernel_h; d.kernel_w = (uint32_t)z->kernel_w;
     d.stride_h = z->stride_h; d.stride_w = z->stride_w;
     d.dilation_h = z->dilation_h; d.dilation_w = z->dilation_w;
     d.pad_h = transposed ? (z->kernel_h - 1) * z->dilation_h - z->pad_h : z->pad_h;
     d.pad_w = transposed ? (z->kernel_w - 1) * z->dilation_w - z->pad_w : z->pad_w;
+
+    /* w[o,c,area]: outputs of dx are the channels there */
     d.mirrored = transposed;
-    d.add = s->c.beta != 0.0f;
     d.out_step = transposed ? area : along;
     d.channel_step = transposed ? along : area;
     return d;
@@ -4276,26 +4390,32 @@ AMPI_FN uint32_t ampi_cuda_direct_cut(ampi_cuda_direct* d, uint32_t per, uint32_
         ? threads : 0;
 }
 
-/* Four pixels for a thread where that leaves a warp for each scheduler, of four in a
-   multiprocessor; large blocks where they fill all of it twice. */
+/* Starts ampi_k_direct for d, and gives its result in *r; returns 0, and starts nothing, if no tile
+   fits. A thread has four pixels where that leaves a warp for each of a multiprocessor's four
+   schedulers; blocks are large where they fill all of it twice. */
 AMPI_FN int ampi_cuda_direct_launch(const amp_exec* exec, const char* op, ampi_cuda_direct* d,
         amp_result* r) {
     const uint32_t groups = (uint32_t)ampi_cuda_parts(d->outputs, AMPI_CUDA_DIRECT_OUTPUTS);
     const uint32_t kh = ampi_cuda_direct_kh(d);
-    const size_t most =
+    const size_t most =  /* threads, one warp a scheduler */
         128 * ampi_max_size((size_t)ampi_cuda_attribute(cudaDevAttrMultiProcessorCount), 1);
     const size_t columns = (size_t)d->n * d->cols * groups,
         fours = columns * ampi_cuda_parts(d->rows, 4);
+
+    /* `per` pixels of a thread, `work` threads in all, at most `threads` in a block */
     const uint32_t per = !ampi_cuda_direct_steep(d) && fours >= most ? 4 : 1;
     const size_t work = per == 4 ? fours : columns * d->rows;
     const uint32_t threads = ampi_cuda_direct_cut(d, per, work >= 4 * most ? AMPI_CUDA_BLOCK
         : AMPI_CUDA_BLOCK / 2);
+    if (threads == 0) return 0;
+
     void (*kernel)(ampi_cuda_direct) =
         per == 4 ? (kh == 5 ? ampi_k_direct<4, 5> : kh == 3 ? ampi_k_direct<4,
                  3> : ampi_k_direct<4, 1>) : (kh == 5 ? ampi_k_direct<1,
                  5> : kh == 3 ? ampi_k_direct<1, 3> : ampi_k_direct<1, 1>);
+
+    /* shared memory: the weights of a block's outputs, and x */
     size_t floats = (size_t)d->channels * d->kernel_h * d->kernel_w * AMPI_CUDA_DIRECT_OUTPUTS;
-    if (threads == 0) return 0;
     floats += (size_t)d->channels_at_once * d->images * d->tall * d->wide;
     *r = ampi_cuda_launch(exec, op, kernel, dim3(d->tiles, groups), threads,
         floats * sizeof(float), *d);
@@ -4311,19 +4431,27 @@ AMPI_FN int ampi_cuda_direct_cut_dw(ampi_cuda_direct* d) {
     const size_t blocks = AMPI_CUDA_DIRECT_BLOCKS / groups, pixel = AMPI_CUDA_DIRECT_OUTPUTS,
         n = d->n;
     const uint32_t kh = ampi_cuda_direct_steep(d) ? 1 : ampi_cuda_direct_kh(d);
+
+    /* bands of an image: enough for all blocks, of four rows or more, that fit in `room` floats */
     size_t bands = ampi_min_size(ampi_cuda_parts(blocks, n), ampi_cuda_parts(d->rows, 4)),
         images = 1, each, columns;
     size_t band = ampi_min_size(ampi_cuda_parts(d->rows, bands), room / (pixel * d->cols));
     while (band > 0 && d->channels * ampi_cuda_direct_area(d, band) + band * d->cols * pixel > room)
         band--;
+
+    /* a job is a thread's */
     d->jobs = d->channels * (d->kernel_h / kh) * d->kernel_w;
     if (band == 0 || d->jobs > AMPI_CUDA_BLOCK) return 0;
+
+    /* bands of equal height; whole images, of each block's share as many as fit, equally, too */
     band = ampi_cuda_parts(d->rows, ampi_cuda_parts(d->rows, band));
     if (band == d->rows) {
         each = ampi_cuda_parts(n, blocks);
         images = room / (d->channels * ampi_cuda_direct_area(d, band) + band * d->cols * pixel);
         images = ampi_cuda_parts(each, ampi_cuda_parts(each, images));
     }
+
+    /* threads of one job share the columns of a tile */
     columns = images * d->cols;
     d->splits = (uint32_t)ampi_cuda_parts(columns,
         ampi_cuda_parts(columns, AMPI_CUDA_BLOCK / d->jobs));
