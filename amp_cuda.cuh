@@ -4604,13 +4604,14 @@ AMPI_CUDA(conv2d_backward, const amp_conv2d_shape* shape, amp_ref dy, amp_ref x,
    Words. window: the pixels of one output. key: an integer in the order of floats. This room calls
    impl-device. */
 
+/* A call of pooling. */
 typedef struct ampi_cuda_pool {
     ampi_pool_plan p;
     amp_ref x, dy;           /* backward: x is NULL for an average */
     amp_ref y;               /* backward: dx */
     int add;                 /* backward: to what dx holds */
-    uint32_t tiles;          /* of all planes; see below */
-    ampi_cuda_divisor by_tiles;      /* the tiles of a row of windows */
+    uint32_t tiles;          /* of all planes, see ampi_d_pool_tile */
+    ampi_cuda_divisor by_tiles;  /* the tiles of a row of windows */
 } ampi_cuda_pool;
 
 /* The window of output pixel (oh, ow) without its padding. */
@@ -4653,13 +4654,15 @@ AMPI_D float ampi_d_pool_thread(const ampi_cuda_pool& q, const ampi_cuda_window&
     return acc;
 }
 
-/* A warp shares a large window: lane l takes pixels l, l + 32, ... of it, eight to a partial
-   sum. */
+/* A warp shares a large window w of the plane that begins at element `plane`: lane l takes pixels
+   l, l + 32, ... of it, in the order of rows. Eight make a float sum, these a double one. All lanes
+   return the sum, or the maximum. */
 AMPI_D float ampi_d_pool_warp(const ampi_cuda_pool& q, const ampi_cuda_window& w, size_t plane) {
     const size_t width = (size_t)(w.right - w.left), area = width * (size_t)(w.bottom - w.top);
     float max = ampi_float(0xff800000u);
     double sum[1] = { 0.0 };
     for (size_t i = threadIdx.x % 32; i < area; i += 256) {
+        /* pixel k of the window; zeros behind the last */
         float v[8];
         for (int j = 0; j < 8; j++) {
             size_t k = i + (size_t)(32 * j), row = ampi_d_quotient(k, width);
@@ -4670,16 +4673,18 @@ AMPI_D float ampi_d_pool_warp(const ampi_cuda_pool& q, const ampi_cuda_window& w
         }
         sum[0] += (double)ampi_d_sum8(v);
     }
+
     if (!q.p.max) {
         ampi_d_warp_sum(sum);
         return (float)sum[0];
     }
+
     for (int step = 16; step > 0; step /= 2)
         max = ampi_d_pool_max(max, __shfl_xor_sync(0xffffffffu, max, step));
     return max;
 }
 
-/* T threads, 1 or 32, to an output pixel. */
+/* y, or one of its pixels to T threads, 1 or 32. */
 template <int T>
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool(ampi_cuda_pool q) {
     ampi_ptx_grid_wait();
@@ -4742,7 +4747,8 @@ AMPI_D void ampi_d_store_vector(amp_ref y, size_t i, const float (&v)[N]) {
     }
 }
 
-/* Pooling by windows of K x K side by side: a thread computes G pixels of y. */
+/* Pooling by windows of K x K side by side: a thread computes G neighbouring pixels of y, tile i,
+   from K rows of K*G pixels of x. */
 template <int K, int G>
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool_tiles(ampi_cuda_pool q) {
     ampi_ptx_grid_wait();
@@ -4752,6 +4758,8 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool_tiles(ampi
         AMPI_D_UNROLL
         for (int r = 0; r < K; r++)
             ampi_d_load_vector(x[r], q.x, ampi_d_pool_tile(q, i, K, G, (uint32_t)r));
+
+        /* window g, its pixels k row by row */
         AMPI_D_UNROLL
         for (int g = 0; g < G; g++) {
             y[g] = q.p.max ? ampi_float(0xff800000u) : 0.0f;
@@ -4800,6 +4808,9 @@ AMPI_CUDA(pool2d_forward, const amp_pool2d_shape* s, amp_ref x, amp_ref y) {
     AMPI_CUDA_CHECK(op, q.p.x_n, list);
     q.x = ampi_cuda_ref(x);
     q.y = ampi_cuda_ref(y);
+
+    /* tiles of `group` windows, if there are some; else a thread for a pixel of y, or for a window
+       of more than 64 pixels a warp */
     const int group = ampi_cuda_pool_tiles(&q, q.x, q.y);
     const int lanes = ampi_min_int(q.p.h.kernel, q.p.h.size) > 64 / ampi_min_int(q.p.w.kernel,
         q.p.w.size) ? 32 : 1;
@@ -4837,8 +4848,9 @@ AMPI_D int ampi_d_pool_wins(const ampi_cuda_pool& q, const ampi_cuda_window& w, 
     return 1;
 }
 
-/* Each input pixel gathers from the windows that cover it: no two threads write to one place. For
-   more than four blocks at a time registers would be spilled. */
+/* dx: each pixel i of x gathers from the windows that cover it, so no two threads write to one
+   place. start: the first element of its plane; key: of a maximum, its own. For more than four
+   blocks at a time registers would be spilled. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK,
         4) ampi_k_pool_backward(ampi_cuda_pool q) {
     ampi_ptx_grid_wait();
@@ -4851,6 +4863,8 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK,
         ampi_span down = ampi_d_windows_over(p.h, r);
         ampi_span across = ampi_d_windows_over(p.w, c);
         int32_t key = p.max ? ampi_pool_key(ampi_d_load(q.x, i)) : 0;
+
+        /* windows in their order; of maxima those whose first maximum this pixel is */
         float sum = 0.0f;
         for (int oh = down.first; oh < down.last; oh++)
             for (int ow = across.first; ow < across.last; ow++) {
@@ -4879,7 +4893,8 @@ AMPI_D int ampi_d_pool_first(const float (&x)[K][N], int c) {
     return first;
 }
 
-/* In tiles; a slope is added to 0, as above, where -0 becomes 0. */
+/* dx in tiles, see ampi_k_pool_tiles: a thread turns its pixels x into their gradients. A gradient
+   is added to 0, as above, where -0 becomes 0. */
 template <int K, int G>
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
         ampi_k_pool_tiles_backward(ampi_cuda_pool q) {
@@ -4891,6 +4906,8 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
         for (int r = 0; r < K && q.p.max; r++)
             ampi_d_load_vector(x[r], q.x, ampi_d_pool_tile(q, i, K, G, (uint32_t)r));
         ampi_d_load_vector(dy, q.dy, (size_t)i * G);
+
+        /* the first maximum of window g gets all, or each pixel an equal part */
         AMPI_D_UNROLL
         for (int g = 0; g < G; g++) {
             const float slope = 0.0f + (q.p.max ? dy[g] : dy[g] / (float)(K * K));
@@ -4899,6 +4916,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
             for (int k = 0; k < K * K; k++)
                 x[k / K][g * K + k % K] = !q.p.max || k == first ? slope : 0.0f;
         }
+
         AMPI_D_UNROLL
         for (int r = 0; r < K; r++)
             ampi_d_store_vector(q.y, ampi_d_pool_tile(q, i, K, G, (uint32_t)r), x[r]);
@@ -4921,6 +4939,8 @@ AMPI_CUDA(pool2d_backward, const amp_pool2d_shape* s, amp_ref dy, amp_ref x, amp
     q.dy = ampi_cuda_ref(dy);
     q.y = ampi_cuda_ref(dx);
     q.add = accumulate & AMP_ACCUMULATE_INPUT;
+
+    /* n: threads of work, one for a tile of `group` windows or for a pixel of x */
     const int group = q.add ? 0 : ampi_cuda_pool_tiles(&q, q.y, q.dy);
     void (*kernel)(ampi_cuda_pool) = ampi_k_pool_backward;
     if (group > 0) {
@@ -4947,18 +4967,21 @@ AMPI_D void ampi_d_begin(F&) {}
 template <typename F>
 AMPI_D int ampi_d_adds(const F&) { return 0; }
 
-/* Functor f of each element, in tiles of eights: y = f(a) or y = f(a, b). */
+/* Functor f of each element: y = f(a) or y = f(a, b). A thread takes two eights a turn,
+   AMPI_CUDA_SECOND elements apart. */
 template <typename F>
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_map(ampi_cuda_map m, F f) {
     ampi_ptx_grid_wait();
     ampi_d_begin(f);
     for (size_t i = ampi_d_tile_start(); i < m.n; i += ampi_d_tile_step()) {
+        /* the loads of both are under way together */
         ampi_eight a[2], b[2];
         AMPI_D_UNROLL
         for (int u = 0; u < 2; u++) {
             ampi_d_fetch8(a[u], m.a, i + (size_t)(u * AMPI_CUDA_SECOND), m.n);
             if (m.b.data) ampi_d_fetch8(b[u], m.b, i + (size_t)(u * AMPI_CUDA_SECOND), m.n);
         }
+
         AMPI_ROLLED
         for (size_t at = i; at < m.n && at <= i + AMPI_CUDA_SECOND; at += AMPI_CUDA_SECOND) {
             float v[8], w[8];
@@ -4966,7 +4989,9 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_map(ampi_cuda_m
             if (m.b.data) ampi_d_widen8(w, b[0], m.b.dtype);
             ampi_d_apply(f, v, w, at);
             ampi_d_give8(m.y, at, m.n, v, ampi_d_adds(f));
-            a[0] = a[1];      /* the second eight takes the place of the first: f is there once */
+
+            /* the second eight takes the place of the first, so that the code of f is there once */
+            a[0] = a[1];
             b[0] = b[1];
         }
     }
@@ -5078,12 +5103,13 @@ AMPI_CUDA(add_forward, amp_ref a, amp_ref b, amp_ref y, size_t n) {
 
 /* --- columns of a matrix --- */
 
-/* Copies, or adds, `d` columns from matrix x to matrix y; each begins at an element of its own and
-   has rows of its own length. */
+/* d columns of matrix x go to d columns of matrix y. */
 typedef struct ampi_cuda_columns {
     amp_ref x, y;
-    size_t x_start, x_row, y_start, y_row, rows, d;
-    int accumulate;
+    size_t x_start, x_row;  /* of x: the first element, elements from a row to the next */
+    size_t y_start, y_row;  /* of y */
+    size_t rows, d;
+    int accumulate;         /* 1: they are added to what y holds */
 } ampi_cuda_columns;
 
 /* Columns of a matrix copied, converted or added to those of another, eight elements a thread. */
@@ -5091,6 +5117,8 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_columns(ampi_cu
     ampi_ptx_grid_wait();
     const size_t eights = (q.d + 7) / 8, n = q.rows * eights,
         step = (size_t)gridDim.x * AMPI_CUDA_BLOCK;
+
+    /* eight number k of all rows: columns i to i + 7 of a row, fewer at its end */
     for (size_t k = (size_t)blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x; k < n; k += step) {
         size_t row = ampi_d_quotient(k, eights), i = (k - row * eights) * 8;
         size_t from = q.x_start + row * q.x_row, to = q.y_start + row * q.y_row;
@@ -5157,15 +5185,17 @@ AMPI_CUDA(concat_backward, amp_ref y, size_t d_total, size_t column, amp_ref x, 
 /* One block to a channel, whose N planes it walks over in eights that end with each plane. */
 enum { AMPI_CUDA_BN_BLOCK = 512 };
 
+/* A call of batch norm. */
 typedef struct ampi_cuda_bn {
     amp_ref x, dy, gamma, beta;
-    amp_ref y, dgamma, dbeta;                     /* backward: y is dx */
-    float *running_mean, *running_var, *save_mean, *save_invstd;
-    const float *mean, *invstd;                   /* backward: what the forward pass saved */
-    size_t n, channels, spatial;
+    amp_ref y, dgamma, dbeta;      /* backward: y is dx */
+    float *running_mean, *running_var, *save_mean, *save_invstd;  /* one a channel; forward */
+    const float *mean, *invstd;    /* backward: what the forward pass saved */
+    size_t n, channels, spatial;   /* images, channels of one, pixels of a plane */
     float eps, momentum;
-    unsigned char* held;
-    int training, accumulate, add;                /* add: to what dx holds */
+    unsigned char* held;           /* of amp_batch_norm_shape */
+    int training;                  /* statistics are those of x, not the running ones */
+    int accumulate, add;           /* gradients are added to what dgamma and dbeta, what dx hold */
 } ampi_cuda_bn;
 
 /* Eight q of a channel lies at [i, end) of the tensor, or is empty behind the last one. */
@@ -5175,8 +5205,9 @@ AMPI_D void ampi_d_bn_place(const ampi_cuda_bn& s, size_t c, size_t q, size_t* i
     *i = image < s.n ? *end - s.spatial + (q - image * eights) * 8 : 0;
 }
 
-/* Calls f(x, g, i, end) for this thread's eights of x, and of dy if DY, at i; U loads of each are
-   under way at a time. */
+/* Calls f(v, g, i, end) for this thread's eights of channel c: floats v of x, and g of dy if DY,
+   elements i to i + 7 of the tensors, those before `end` being of the plane. Eight q belongs to
+   thread q % AMPI_CUDA_BN_BLOCK; U loads of each tensor are under way at a time. */
 template <int U, int DY, typename F>
 AMPI_D void ampi_d_bn_walk(const ampi_cuda_bn& s, size_t c, F f) {
     const size_t eights = s.n * ((s.spatial + 7) / 8);
@@ -5189,6 +5220,7 @@ AMPI_D void ampi_d_bn_walk(const ampi_cuda_bn& s, size_t c, F f) {
             ampi_d_fetch8(x[u], s.x, i[u], end[u]);
             if (DY) ampi_d_fetch8(dy[u], s.dy, i[u], end[u]);
         }
+
         AMPI_D_UNROLL
         for (int u = 0; u < U; u++)
             if (i[u] < end[u]) {
@@ -5217,20 +5249,23 @@ AMPI_D float ampi_d_bn_pivot(const ampi_cuda_bn& s, size_t c, double* shared) {
     return (ampi_bits(pivot) & 0x7fffffffu) < 0x7f800000u ? pivot : 0.0f;
 }
 
-/* Sums of d = x - pivot and of d^2 in one pass. The sum of squares about the mean is then s1 - s0^2
-   / M. What cancels there is small: the pivot is the mean of m of the M values, so (mean - pivot)^2
-   is at most M/m times the variance. Thread 0 alone computes, in double, and writes. */
+/* stats[0, 1] become the mean and 1/sqrt(variance + eps) of channel c, which are saved, and the
+   running statistics move. One pass sums d = x - pivot and d^2 to v. The sum of squares about the
+   mean is then v[1] - v[0]^2 / M for M values. What cancels there is small: the pivot is the mean
+   of m of the values, so (mean - pivot)^2 is at most M/m times the variance. */
 AMPI_D void ampi_d_bn_train(const ampi_cuda_bn& s, size_t c, float* stats, double* shared) {
     const float pivot = ampi_d_bn_pivot(s, c, shared);
     double v[2] = { 0.0, 0.0 };
     ampi_d_bn_walk<4, 0>(s, c, [&](float(&x)[8], float(&)[8], size_t i, size_t end) {
         for (int j = 0; j < 8; j++) x[j] -= pivot;
-        ampi_d_trim8(x, end - i);
+        ampi_d_trim8(x, end - i);  /* zeros behind the plane */
         v[0] += (double)ampi_d_sum8(x);
         v[1] += (double)ampi_d_dot8(x, x);
     });
     ampi_d_group_sum<AMPI_CUDA_BN_BLOCK>(v, shared);
     if (threadIdx.x != 0) return;
+
+    /* mean: of d */
     double count = (double)s.n * (double)s.spatial, mean = v[0] / count;
     double squares = fma(-v[0], mean, v[1]);
     if (squares < 0.0) squares = 0.0;
@@ -5238,6 +5273,7 @@ AMPI_D void ampi_d_bn_train(const ampi_cuda_bn& s, size_t c, float* stats, doubl
     stats[1] = (float)(1.0 / sqrt(squares / count + (double)s.eps));
     s.save_mean[c] = stats[0];
     s.save_invstd[c] = stats[1];
+
     if (s.momentum == 0.0f) return;
     ampi_bn_run(s.running_mean, s.running_var, s.held, c, s.momentum, stats[0],
         (float)(squares / (count - 1.0)));
@@ -5289,8 +5325,10 @@ AMPI_CUDA(batch_norm_forward, const amp_batch_norm_shape* s, int training, amp_r
     ampi_bn_plan p;
     ampi_cuda_bn q = {};
     AMPI_TRY(ampi_bn_plan_make(s, training, &p, ampi_exec_logger(exec)));
-    training = ampi_bn_trains(s, training);
     const size_t n = ampi_area(ampi_area(p.n, p.channels), p.spatial);
+
+    /* training updates the running statistics and saves the batch's; else the former are read */
+    training = ampi_bn_trains(s, training);
     const int running = training ? AMPI_OUT | AMPI_NULL : AMPI_IN;
     const int saved = training ? AMPI_OUT : AMPI_OUT | AMPI_NULL;
     const ampi_argument list[] = { AMPI_ARG(x, AMPI_IN, n), AMPI_ARG(y, AMPI_OUT, n),
@@ -5299,6 +5337,7 @@ AMPI_CUDA(batch_norm_forward, const amp_batch_norm_shape* s, int training, amp_r
         AMPI_ARG_F32(running_var, running, p.channels), AMPI_ARG_F32(save_mean, saved, p.channels),
         AMPI_ARG_F32(save_invstd, saved, p.channels) };
     AMPI_CUDA_CHECK(op, n, list);
+
     q.x = ampi_cuda_ref(x);
     q.gamma = ampi_cuda_ref(gamma);
     q.beta = ampi_cuda_ref(beta);
@@ -5345,8 +5384,9 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK)
     }
 }
 
-/* dx = (dy - a - (x - mean) * b) * k, as on the CPU. dx may be dy: a thread reads an eight before
-   it writes it. */
+/* Gradients of batch norm, a block a channel at a time: dgamma and dbeta, then dx = (dy - a - (x -
+   mean) * b) * k, see ampi_bn_backward_group. Thread 0 forms a, b and k = invstd * gamma for all.
+   dx may be dy: a thread reads an eight before it writes it. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK,
         1) ampi_k_batch_norm_backward(ampi_cuda_bn s) {
     ampi_ptx_grid_wait();
@@ -5356,6 +5396,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK,
         const float mean = s.mean[c], invstd = s.invstd[c];
         double v[2];
         ampi_d_bn_sums(s, c, v, shared);
+
         if (threadIdx.x == 0) {
             double count = (double)s.n * (double)s.spatial, dot = v[1] * (double)invstd;
             slope[0] = (float)(v[0] / count);
@@ -5363,6 +5404,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK,
             slope[2] = invstd * ampi_d_load_or(s.gamma, c, 1.0f);
         }
         __syncthreads();
+
         const float a = slope[0], b = slope[1], k = slope[2];
         if (s.y.data)
             ampi_d_bn_walk<2, 1>(s, c, [&](float(&x)[8], float(&g)[8], size_t i, size_t end) {
@@ -5388,6 +5430,7 @@ AMPI_CUDA(batch_norm_backward, const amp_batch_norm_shape* s, amp_ref dy, amp_re
         AMPI_ARG(dgamma, AMPI_OUT | AMPI_NULL, p.channels),
         AMPI_ARG(dbeta, AMPI_OUT | AMPI_NULL, p.channels) };
     AMPI_CUDA_CHECK(op, n, list);
+
     q.x = ampi_cuda_ref(x);
     q.dy = ampi_cuda_ref(dy);
     q.gamma = ampi_cuda_ref(gamma);
@@ -5397,6 +5440,8 @@ AMPI_CUDA(batch_norm_backward, const amp_batch_norm_shape* s, amp_ref dy, amp_re
     q.mean = save_mean; q.invstd = save_invstd;
     q.accumulate = accumulate & AMP_ACCUMULATE_PARAMS;
     q.add = accumulate & AMP_ACCUMULATE_INPUT;
+
+    /* frozen statistics are constants */
     return ampi_cuda_launch(exec, op, s->frozen ? ampi_k_batch_norm_frozen
         : ampi_k_batch_norm_backward, ampi_cuda_bn_grid(&p, &q), AMPI_CUDA_BN_BLOCK,
         AMPI_CUDA_BN_SHARED, q);
@@ -5428,6 +5473,7 @@ AMPI_FN size_t ampi_cuda_rows_at_once(size_t d) {
    warps. */
 enum { AMPI_CUDA_ROW_SHARED = 2 * 32 * 8 };
 
+/* The number of this thread's group among all, and how many groups there are. */
 template <int T>
 AMPI_D size_t ampi_d_group() {
     return T == 32 ? (size_t)blockIdx.x * (AMPI_CUDA_BLOCK / 32) + threadIdx.x / 32 : blockIdx.x;
@@ -5456,9 +5502,9 @@ AMPI_D void ampi_d_eights(size_t d, F f) {
 template <int KEEP>
 struct ampi_row {
     amp_ref x;
-    size_t start, end;
-    ampi_eight raw[KEEP > 0 ? KEEP : 1];
-    float v[KEEP > 0 ? KEEP : 1][8];
+    size_t start, end;                    /* elements of x */
+    ampi_eight raw[KEEP > 0 ? KEEP : 1];  /* this thread's eights as they are stored */
+    float v[KEEP > 0 ? KEEP : 1][8];      /* as floats, zeros behind the row's end */
 };
 /* Lets the loads of a whole row start; ampi_d_row_open turns eight k into floats, later passes find
    them. */
@@ -5492,19 +5538,23 @@ AMPI_FN size_t ampi_cuda_ln_statistics_bytes(size_t rows) {
     return ampi_round_up(rows * 2 * sizeof(float), 16);
 }
 
+/* A call of layer norm. */
 typedef struct ampi_cuda_ln {
     amp_ref x, dy, gamma, beta;
     amp_ref y, dgamma, dbeta;          /* backward: y is dx */
-    float *save_mean, *save_invstd;
-    const float *mean, *invstd;
-    float* partial;                    /* sums of the parts of the rows, or NULL */
-    size_t rows, d, parts;
-    double inverse_d;
+    float *save_mean, *save_invstd;    /* forward: one a row, or NULL */
+    const float *mean, *invstd;        /* backward: those saved */
+    float* partial;                    /* backward: for each part of the rows its sums of d columns
+                                          for dgamma, then for dbeta; or NULL */
+    size_t rows, d, parts;             /* parts: of the rows, for dgamma and dbeta */
+    double inverse_d;                  /* 1 / d */
     float eps;
-    int accumulate, add;               /* add: to what dx holds */
+    int accumulate, add;               /* gradients are added to what dgamma and dbeta, what dx
+                                          hold */
 } ampi_cuda_ln;
 
-/* Mean, in two parts, and then the mean square distance from it; no y without q.y. */
+/* Layer norm: of each row the mean, the mean square distance from it, and unless q.y is NULL y =
+   (x - mean) * invstd * gamma + beta. The mean in double is mean + rest. */
 template <int T, int KEEP>
 static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_layer_norm(ampi_cuda_ln q) {
     ampi_ptx_grid_wait();
@@ -5513,6 +5563,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_layer_norm
         ampi_row<KEEP> x;
         double sum[1] = { 0.0 }, squares[1] = { 0.0 };
         ampi_d_row_start<T>(x, q.x, row, q.d, q.d);
+
         ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
             ampi_d_row_open(x, k, i);
             sum[0] += (double)ampi_d_sum8(x.v[k]);
@@ -5520,15 +5571,17 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_layer_norm
         ampi_d_group_sum<T>(sum, shared);
         const double exact = sum[0] * q.inverse_d;
         const float mean = (float)exact, rest = (float)(exact - (double)mean);
+
         ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
             float v[8];
             ampi_d_row_again(x, k, i);
             for (int j = 0; j < 8; j++) v[j] = (x.v[k][j] - mean) - rest;
-            ampi_d_trim8(v, q.d - i);
+            ampi_d_trim8(v, q.d - i);  /* zeros behind the row */
             squares[0] += (double)ampi_d_dot8(v, v);
         });
         ampi_d_group_sum<T>(squares, shared);
         const float invstd = __frsqrt_rn((float)fma(squares[0], q.inverse_d, (double)q.eps));
+
         if (q.y.data) ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
             float g[8], b[8];
             ampi_d_row_again(x, k, i);
@@ -5537,6 +5590,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_layer_norm
             for (int j = 0; j < 8; j++) g[j] = ampi_fma(1, (x.v[k][j] - mean) * invstd, g[j], b[j]);
             ampi_d_store8(q.y, x.start + i, x.end, g);
         });
+
         if (threadIdx.x % T != 0) continue;
         if (q.save_mean) q.save_mean[row] = mean;
         if (q.save_invstd) q.save_invstd[row] = invstd;
@@ -5576,6 +5630,7 @@ AMPI_CUDA(layer_norm_forward, amp_ref x, amp_ref gamma, amp_ref beta, float eps,
     AMPI_CUDA_CHECK(op, all, list);
     AMPI_TRY(ampi_ln_check(exec, op, &f, eps));
     if (rows == 0) return AMP_OK;
+
     q.x = ampi_cuda_ref(x);
     q.gamma = ampi_cuda_ref(gamma);
     q.beta = ampi_cuda_ref(beta);
@@ -5586,7 +5641,8 @@ AMPI_CUDA(layer_norm_forward, amp_ref x, amp_ref gamma, amp_ref beta, float eps,
     return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_layer_norm, rows, d, AMPI_CUDA_ROW_SHARED, q);
 }
 
-/* dx = (dy * gamma - a - (x - mean) * b) * invstd, as on the CPU. */
+/* dx = (dy * gamma - a - (x - mean) * b) * invstd: a is the row's mean of dy * gamma, b that of dy
+   * gamma * (x - mean) * invstd^2. */
 template <int T, int KEEP>
 static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T))
         ampi_k_layer_norm_backward(ampi_cuda_ln q) {
@@ -5598,6 +5654,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T))
         const float mean = q.mean[row], invstd = q.invstd[row];
         ampi_d_row_start<T>(x, q.x, row, q.d, q.d);
         ampi_d_row_start<T>(dy, q.dy, row, q.d, q.d);
+
         ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
             float g[8], h[8];
             ampi_d_row_open(x, k, i);
@@ -5611,6 +5668,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T))
         ampi_d_group_sum<T>(v, shared);
         const float a = (float)(v[0] * q.inverse_d);
         const float b = (float)(v[1] * ((double)invstd * (double)invstd) * q.inverse_d);
+
         ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
             float g[8];
             ampi_d_row_again(x, k, i);
@@ -5646,13 +5704,16 @@ AMPI_FN size_t ampi_cuda_layer_norm_workspace(size_t rows, size_t d) {
     return rows > SIZE_MAX / 64 || all < bytes ? 0 : all;
 }
 
-/* Adds the rows from `row` on, two with their loads under way together, four to a float sum. */
+/* Adds what every AMPI_CUDA_LN_WARPS-th row from `row` to before `last` has in columns i to i + 7:
+   dy * xhat to dg, dy to db. Four rows make float sums g and b, these the double ones; the loads of
+   two rows are under way together. */
 AMPI_D void ampi_d_ln_down(const ampi_cuda_ln& q, size_t row, size_t last, size_t i,
         double (&dg)[8], double (&db)[8]) {
     for (; row < last; row += 4 * (size_t)AMPI_CUDA_LN_WARPS) {
         float g[8] = {}, b[8] = {};
         AMPI_ROLLED
         for (int half = 0; half < 2; half++) {
+            /* a row behind the last is read as zeros */
             ampi_eight x[2], dy[2];
             AMPI_D_UNROLL
             for (int u = 0; u < 2; u++) {
@@ -5661,6 +5722,7 @@ AMPI_D void ampi_d_ln_down(const ampi_cuda_ln& q, size_t row, size_t last, size_
                 ampi_d_fetch8(x[u], q.x, r * q.d + i, end);
                 ampi_d_fetch8(dy[u], q.dy, r * q.d + i, end);
             }
+
             AMPI_D_UNROLL
             for (int u = 0; u < 2; u++) {
                 size_t r = row + (size_t)((2 * half + u) * AMPI_CUDA_LN_WARPS);
@@ -5674,6 +5736,7 @@ AMPI_D void ampi_d_ln_down(const ampi_cuda_ln& q, size_t row, size_t last, size_
                 for (int j = 0; j < 8; j++) g[j] = ampi_fma(1, w[j], (v[j] - mean) * invstd, g[j]);
             }
         }
+
         for (int j = 0; j < 8; j++) dg[j] += (double)g[j];
         for (int j = 0; j < 8; j++) db[j] += (double)b[j];
     }
@@ -5691,7 +5754,9 @@ AMPI_D float ampi_d_ln_across(const double (&v)[8], double* shared) {
     return (float)sum;
 }
 
-/* Sums of dgamma and dbeta over parts of the rows, a block for AMPI_CUDA_LN_COLUMNS columns. */
+/* Sums of dgamma and dbeta over parts of the rows, a block for AMPI_CUDA_LN_COLUMNS columns. With
+   q.partial a block of the grid's y takes a part, and leaves its sums there; else it takes all, and
+   adds them in order. A thread sums columns i to i + 7 of its warp's rows, then has one column. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
         ampi_k_layer_norm_columns(ampi_cuda_ln q) {
     ampi_ptx_grid_wait();
@@ -5701,10 +5766,13 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
     double dgamma = 0.0, dbeta = 0.0;
     for (size_t part = blockIdx.y; part < q.parts; part += gridDim.y) {
         double dg[8] = {}, db[8] = {};
+
+        /* rows [row, last): the first rows % parts parts have one more */
         size_t row = part * (q.rows / q.parts) + (part < q.rows % q.parts ? part
             : q.rows % q.parts);
         size_t last = row + q.rows / q.parts + (part < q.rows % q.parts);
         if (i < q.d) ampi_d_ln_down(q, row + threadIdx.x / 32, last, i, dg, db);
+
         float g = ampi_d_ln_across(dg, shared), b = ampi_d_ln_across(db, shared);
         dgamma += (double)g;
         dbeta += (double)b;
@@ -5761,9 +5829,13 @@ AMPI_CUDA(layer_norm_backward, amp_ref dy, amp_ref x, amp_ref gamma, float eps,
     AMPI_TRY(ampi_ln_check(exec, op, &f, eps));
     if (rows == 0 && accumulate & AMP_ACCUMULATE_PARAMS) return AMP_OK;
     AMPI_GROW_WORKSPACE(ampi_cuda_layer_norm_workspace(rows, d))
-    amp_exec rest = exec ? *exec : amp_exec();
+    amp_exec rest = exec ? *exec : amp_exec();  /* with what the statistics leave of the
+                                                   workspace */
+
+    /* no rows: dgamma and dbeta become 0; operands of no elements have not been checked */
     if (rows == 0) AMPI_TRY(ampi_cuda_check_pointer(exec, op, "dgamma", dgamma.data));
     if (rows == 0) AMPI_TRY(ampi_cuda_check_pointer(exec, op, "dbeta", dbeta.data));
+
     q.x = ampi_cuda_ref(x);
     q.dy = ampi_cuda_ref(dy);
     q.gamma = ampi_cuda_ref(gamma);
@@ -5775,6 +5847,7 @@ AMPI_CUDA(layer_norm_backward, amp_ref dy, amp_ref x, amp_ref gamma, float eps,
     q.accumulate = accumulate & AMP_ACCUMULATE_PARAMS;
     q.add = accumulate & AMP_ACCUMULATE_INPUT;
     q.eps = (float)f.eps;
+
     if (rows > 0 && (!save_mean || !save_invstd))
         AMPI_TRY(ampi_cuda_ln_statistics(&q, op, exec, &rest));
     if (dgamma.data || dbeta.data) AMPI_TRY(ampi_cuda_ln_columns(q, op, &rest));
@@ -5785,6 +5858,7 @@ AMPI_CUDA(layer_norm_backward, amp_ref dy, amp_ref x, amp_ref gamma, float eps,
 
 /* --- softmax --- */
 
+/* A call of softmax over rows of d elements. */
 typedef struct ampi_cuda_softmax {
     amp_ref x, dy;           /* backward: x is the forward pass's y */
     amp_ref y;               /* backward: dx */
@@ -5800,6 +5874,8 @@ AMPI_D float ampi_d_row_exp(ampi_row<KEEP>& x, size_t d, float* max, double* tot
     float most = ampi_float(0xff800000u);
     double sum[1] = { 0.0 };
     *total = 0.0;
+
+    /* the maximum; columns behind the row are zeros, and not looked at */
     ampi_d_eights<T, KEEP>(d, [&](int k, size_t i) {
         ampi_d_row_open(x, k, i);
         *total += (double)ampi_d_sum8(x.v[k]);
@@ -5807,6 +5883,8 @@ AMPI_D float ampi_d_row_exp(ampi_row<KEEP>& x, size_t d, float* max, double* tot
             most = i + (size_t)j < d ? ampi_d_larger(most, x.v[k][j]) : most;
     });
     most = ampi_d_group_max<T>(most, shared);
+
+    /* the exponentials, zeros behind the row */
     ampi_d_eights<T, KEEP>(d, [&](int k, size_t i) {
         ampi_d_row_again(x, k, i);
         for (int j = 0; j < 8; j++) x.v[k][j] = ampi_exp(1, x.v[k][j] - most);
@@ -5845,7 +5923,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_softmax(am
     }
 }
 
-/* dx = y * (dy - sum(dy * y)). */
+/* dx = y * (dy - sum(dy * y)) of rows, T threads each. */
 template <int T, int KEEP>
 static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T))
         ampi_k_softmax_backward(ampi_cuda_softmax q) {
@@ -5856,6 +5934,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T))
         double dot[1] = { 0.0 };
         ampi_d_row_start<T>(y, q.x, row, q.d, q.d);
         ampi_d_row_start<T>(dy, q.dy, row, q.d, q.d);
+
         ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
             ampi_d_row_open(y, k, i);
             ampi_d_row_open(dy, k, i);
@@ -5863,6 +5942,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T))
         });
         ampi_d_group_sum<T>(dot, shared);
         const float sum = (float)dot[0];
+
         ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
             ampi_d_row_again(y, k, i);
             ampi_d_row_again(dy, k, i);
