@@ -9930,7 +9930,7 @@ AMPI_FN void ampi_scaler_fill(amp_scaler* x, const amp_scaler_desc* d) {
     if (in_float) r->growth = (double)(float)r->growth;
     if (ampi_is_zero64(&r->backoff)) r->backoff = 1.0 / r->growth;
     if (in_float) r->backoff = (double)(float)r->backoff;
-    r->interval = r->interval > INT32_MAX - row->late ? INT32_MAX : r->interval + row->late;
+    if (r->interval < INT32_MAX) r->interval += row->late;
     if (ampi_is_zero(&r->max) && r->guard == AMP_GUARD_CLAMP) r->max = AMPI_FLT_MAX;
     if (d->preset == AMP_SCALER_APEX && ampi_scale_usable(&x->state.scale) && r->max > 0.0f
         && x->state.scale > r->max)
@@ -10230,13 +10230,12 @@ AMPI_FN amp_result ampi_tensors_apart(const amp_scaler* s, const ampi_tensors* d
         const ampi_tensors* src) {
     const size_t count = (size_t)dst->count;
     const ampi_two_lists lists = { dst, src };
-    size_t a, b;
+    size_t a, b;  /* a < b, and one of them is written: a is of dst */
     if (!ampi_arrays_meet(&lists, ampi_tensor_array, src ? 2 * count : count, &a, &b))
         return AMP_OK;
     return ampi_fail(&s->logger, AMP_ERR_ARGUMENT,
-        "%s: tensor %d%s and tensor %d%s overlap in memory", dst->place,
-        (int)(a % count), !src ? "" : a < count ? " of dst" : " of src",
-        (int)(b % count), !src ? "" : b < count ? " of dst" : " of src");
+        "%s: tensor %d%s and tensor %d%s overlap in memory", dst->place, (int)a,
+        src ? " of dst" : "", (int)(b % count), !src ? "" : b < count ? " of dst" : " of src");
 }
 
 /* Refuses what may not be done to a list in this window. what: AMPI_CHECKED, AMPI_UNSCALED or
@@ -11939,10 +11938,9 @@ AMPI_FN ampi_node* ampi_node_new(amp_model* m) {
 /* Can a value have this shape? Its elements are an int, and those of a whole batch a size_t, even
    at 64 bytes each: sums of what a model keeps of them do not wrap. */
 AMPI_FN int ampi_shape_fits(const amp_model* m, int c, int h, int w) {
-    size_t n = 0;
-    return c >= 1 && h >= 1 && w >= 1 && ampi_mul_size((size_t)c, (size_t)h, &n)
-           && ampi_mul_size(n, (size_t)w, &n) && n <= 0x7fffffffu
-               && ampi_mul_size(n, (size_t)m->desc.batch, &n) && n <= SIZE_MAX / 64;
+    const double elements = (double)c * h * w;
+    return c >= 1 && h >= 1 && w >= 1 && elements <= INT32_MAX
+        && elements * m->desc.batch < (double)(SIZE_MAX / 64);
 }
 
 /* Makes the draft a layer of the graph, in the innermost region and with a name: "conv2d3" is the

@@ -313,6 +313,24 @@ static void test_sizes_that_do_not_fit(void) {
     amp_model_destroy(m);
 }
 
+/* So is an arena of saved values of 2^31-1 elements for 10^8 samples, whose sum is no size where one of them is. */
+static void test_arena_that_does_not_fit(void) {
+    amp_model_desc d;
+    amp_model* m;
+    amp_value v;
+    int i;
+    memset(&d, 0, sizeof d);
+    d.batch = 100000000; d.logger.log = listen;
+    m = new_model(&d);
+    v = amp_linear(m, amp_input(m, 1, 1, 1), 0x7fffffff);
+    for (i = 0; i < 25; i++) v = amp_gelu(m, v);
+    amp_mse(m, v);
+    if (SIZE_MAX > 0xffffffffu)
+        CHECK_MSG(amp_model_finalize(m) == AMP_ERR_MEMORY && strstr(heard, "does not fit"), "%s", heard);
+    else CHECK_MSG(amp_model_finalize(m) == AMP_ERR_DESC, "%s", heard);
+    amp_model_destroy(m);
+}
+
 /* --- a workspace that grows --- */
 
 enum { GROWING_CALLS = 6, GROWING = 300 * 1024 };
@@ -423,6 +441,7 @@ int main(int argc, char** argv) {
     TEST(test_report);
     TEST(test_checkpoint_of_nothing);
     TEST(test_sizes_that_do_not_fit);
+    TEST(test_arena_that_does_not_fit);
     TEST(test_workspace_grows);
     TEST_END();
 }

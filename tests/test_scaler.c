@@ -1463,6 +1463,18 @@ static void lists_that_alternate(void) {
     }
 }
 
+/* A tensor right below the one before it is remembered with that. */
+static void tensors_downwards(void) {
+    static float memory[4];
+    amp_tensor list[2];
+    amp_scaler s = scaler_of(AMP_SCALER_PYTORCH, 2.0f);
+    float g = 0;
+    list[0] = tensor(memory + 2, AMP_F32, 2, NULL); list[1] = tensor(memory, AMP_F32, 2, NULL);
+    amp_scaler_scale_loss(&s, 1.0f);
+    CHECK(amp_scaler_unscale(&s, list, 2, NULL) == AMP_OK && s.span_count == 1);
+    REFUSED(AMP_ERR_STATE, amp_scaler_unscale(&s, &list[1], 1, NULL));
+}
+
 /* More tensors than spans: within the memory of the list everything else is refused, beyond it nothing. */
 static void more_tensors_than_spans(void) {
     enum { TENSORS = AMP_SCALER_MAX_SPANS + 10 };
@@ -1925,6 +1937,7 @@ int main(int argc, char** argv) {
     TEST(lists_that_share);
     TEST(partly_unscaled);
     TEST(lists_that_alternate);
+    TEST(tensors_downwards);
     TEST(more_tensors_than_spans);
     TEST(check_before_a_change);
     TEST(too_many_lists);
