@@ -4169,9 +4169,8 @@ AMPI_LANES_FN void ampi_v_store_any(void* p, amp_dtype t, AMPI_V16 x, size_t cou
 
 /* `count` neighbours in FP32, and zeros up to whole vectors. */
 AMPI_KERNEL_FN void ampi_v_widen(float* dst, const void* src, amp_dtype t, size_t count) {
-    const size_t size = t == AMP_F32 ? 4 : 2;
     for (size_t i = 0; i < count; i += AMPI_LANES)
-        ampi_v_store(dst + i, ampi_v_load_any((const char*)src + i * size, t, count - i));
+        ampi_v_store(dst + i, ampi_v_load_any(ampi_at(src, t, i), t, count - i));
 }
 
 AMPI_KERNEL_FN void ampi_v_clear(float* dst, size_t count) {
@@ -4205,7 +4204,7 @@ AMPI_LANES_FN void AMPI_K(micro_tile)(int rows, int vectors, int pairs,
     const float* a[(AMPI_MR + 3) / 4] = { 0 };
     const uint32_t* at = u->at;
     const size_t row_step = u->row_step, k_step = u->k_step, k = u->k, next = u->next;
-    const int how = pairs ? AMPI_OF_PAIRS : AMPI_PASS_WIDTH == 1 && u->exact;
+    const int how = pairs ? (int)AMPI_OF_PAIRS : AMPI_PASS_WIDTH == 1 && u->exact;
     int i, j;
 
     AMPI_UNROLL for (i = 0; i < rows; i++)
@@ -4324,12 +4323,12 @@ AMPI_LANES_FN void AMPI_K(margin)(float* dst, size_t count) {
 
 /* `count` elements, `step` apart, in FP32. Up to a step of 4 all elements between are widened
    together, then picked from; else elements are widened one by one. */
-AMPI_PASS_TARGET AMPI_APART void AMPI_K(strided_row)(float* dst, const char* src, amp_dtype t,
+AMPI_PASS_TARGET AMPI_APART void AMPI_K(strided_row)(float* dst, const void* src, amp_dtype t,
         size_t step, size_t count) {
     float floats[4 * AMPI_LANES];
     for (size_t i = 0; i < count; i += AMPI_LANES) {
         const size_t n = ampi_min_size(count - i, AMPI_LANES);
-        const char* from = src + i * step * ampi_type_size(t);
+        const void* from = ampi_at(src, t, i * step);
         if (step <= 4) ampi_v_widen(floats, from, t, (n - 1) * step + 1);
         for (size_t l = 0; l < n; l++)
             dst[i + l] = step <= 4 ? floats[l * step] : ampi_element_f32(from, t, l * step);
@@ -4515,7 +4514,7 @@ AMPI_KERNEL_FN void AMPI_K(read_windows)(float* scratch, const ampi_windows* d,
     const size_t step = (size_t)g->w.step, height = d->height;
     /* floats of a whole grid row's columns */
     const size_t whole_row = ((g->w.count - 1) * step + g->w.span + 1) * height;
-    uint32_t* const at = (uint32_t*)(void*)scratch;
+    uint32_t* const at = (uint32_t*)scratch;
     float *const windows = scratch + d->first, *to = windows;
     size_t pixels;
     for (size_t p = 0; p < k; p += pixels) {
@@ -4557,7 +4556,7 @@ AMPI_KERNEL_FN void AMPI_K(kernel_row)(float* dst, const ampi_operand* v, size_t
     size_t h = at % v->area / v->kernel_w, w = at % v->kernel_w, i = 0;
 
     while (i < count) {  /* the output's positions from (h, w) on */
-        const char* kernel = (const char*)v->data + from * ampi_type_size(v->dtype);
+        const void* kernel = ampi_at(v->data, v->dtype, from);
         if (h + w == 0 && reach == v->area && reach > 1) {
             ampi_v_widen(dst + i, kernel, v->dtype, ampi_min_size(reach, count - i));
             i += reach;
@@ -4582,8 +4581,7 @@ AMPI_KERNEL_FN void AMPI_K(rows)(float* dst, size_t ld, const ampi_operand* v, s
     for (size_t r = first; r < first + rows; r++, dst += ld) {
         if (v->area) AMPI_K(kernel_row)(dst, v, r, at, count);
         else
-            ampi_v_widen(dst, (const char*)v->data + (r * v->ld + at) * ampi_type_size(v->dtype),
-                v->dtype, count);
+            ampi_v_widen(dst, ampi_at(v->data, v->dtype, r * v->ld + at), v->dtype, count);
     }
 }
 
@@ -4621,10 +4619,9 @@ typedef struct AMPI_LOOPS {
    that many elements, `readable`. */
 AMPI_KERNEL_FN void AMPI_K(lanes_in)(float* dst, size_t ldd, const void* src, size_t step,
         amp_dtype t, size_t rows, size_t k, size_t readable) {
-    const size_t size = ampi_type_size(t);
     float block[AMPI_LANES][AMPI_LANES];
     for (size_t p = 0; p < k; p += AMPI_LANES) {
-        const char* from = (const char*)src + p * size;
+        const char* from = (const char*)ampi_at(src, t, p);
         if (rows == AMPI_LANES && readable - p >= AMPI_LANES) {
             ampi_v_transpose(dst + p * ldd, ldd, from, step, t);
             continue;
@@ -4871,7 +4868,7 @@ AMPI_KERNEL_FN void AMPI_K(loops_init)(AMPI_LOOPS* q, const ampi_product* s,
     q->at = NULL;
     if (s->b.image.in_place && plan->padded > 0) {
         q->b_form = s->b.along_k ? AMPI_B_IN_WINDOWS : AMPI_B_IN_PLANES;
-        q->at = (const uint32_t*)(const void*)(s->b.along_k ? q->room.padded : q->room.rows);
+        q->at = (const uint32_t*)(s->b.along_k ? q->room.padded : q->room.rows);
         if (s->b.along_k) q->planes += plan->windows.first;
     } else if (few && !s->b.along_k)
         q->b_form = AMPI_B_IN_ROWS;
@@ -4906,7 +4903,7 @@ AMPI_KERNEL_FN void AMPI_K(read_b)(const AMPI_LOOPS* q) {
     if (q->b_form == AMPI_B_IN_WINDOWS)
         AMPI_K(read_windows)(q->room.padded, &q->plan->windows, b, q->k0, q->k);
     else if (q->b_form == AMPI_B_IN_PLANES)
-        AMPI_K(pad_rows)(q->room.padded, (uint32_t*)(void*)q->room.rows, b, q->k0, q->k, q->column,
+        AMPI_K(pad_rows)(q->room.padded, (uint32_t*)q->room.rows, b, q->k0, q->k, q->column,
             q->n);
     else if (b->is_image && !b->along_k) AMPI_K(pack_im2col)(q);
     else if (b->is_image && !(ampi_side_is_plain(&g->h) && ampi_side_is_plain(&g->w)))
@@ -4931,17 +4928,17 @@ AMPI_KERNEL_FN void AMPI_K(few_rows)(const AMPI_LOOPS* q, size_t rows,
         const AMPI_MICRO_ARGS* u) {
     enum { together = AMPI_MR > 8 ? 8 : 4 };
     const ampi_operand* b = &q->s->b;
-    const size_t size = ampi_type_size(b->dtype);
     const int exact = AMPI_PASS_WIDTH == 1 && u->exact;
     for (size_t p = 0; p < u->k; p += together) {
         const size_t count = ampi_min_size(u->k - p, together);
         for (size_t j = 0; j < q->n; j += AMPI_LANES) {
             /* Behind the last row of B that one is loaded again, but not added. */
-            const char* from = (const char*)b->data + ((q->k0 + p) * b->ld + q->column + j) * size;
             AMPI_V16 x[together];
-            AMPI_UNROLL for (size_t r = 0; r < together; r++)
-                x[r] = ampi_v_load_any(from + ampi_min_size(r, count - 1) * b->ld * size,
+            AMPI_UNROLL for (size_t r = 0; r < together; r++) {
+                const size_t k = q->k0 + p + ampi_min_size(r, count - 1);
+                x[r] = ampi_v_load_any(ampi_at(b->data, b->dtype, k * b->ld + q->column + j),
                     b->dtype, q->n - j);
+            }
 
             for (size_t i = 0; i < rows; i++) {
                 const float* a = u->a + i * u->row_step + p * u->k_step;
@@ -5123,7 +5120,7 @@ AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, siz
     const ampi_im2col *g = &s->b.image, *dy = &s->a.image;
     const ampi_channels d = ampi_channels_of(g);
     const size_t channels = ampi_min_size(g->channels - channel, AMPI_LANES), cols = g->w.count;
-    uint32_t *const kernel_at = (uint32_t*)(void*)scratch, *const pixels_at = kernel_at + g->area;
+    uint32_t *const kernel_at = (uint32_t*)scratch, *const pixels_at = kernel_at + g->area;
     float *const w = scratch + d.weights, *const pixels = scratch + d.pixels,
         *const padded = scratch + d.padded;
     /* A channel's results, of all images or of one; those from `zeros` on begin as 0: dw, and what
@@ -5163,12 +5160,10 @@ AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, siz
    are ld elements apart. */
 AMPI_KERNEL_FN void AMPI_K(column_sums)(float* sums, const void* x, amp_dtype t, size_t ld,
         size_t rows, size_t width) {
-    const size_t size = ampi_type_size(t);
     for (size_t j = 0; j < width; j += AMPI_LANES) {
         AMPI_V16 sum = ampi_v_load(sums + j);
         for (size_t i = 0; i < rows; i++)
-            sum = ampi_v_add(sum, ampi_v_load_any((const char*)x + (i * ld + j) * size, t,
-                width - j));
+            sum = ampi_v_add(sum, ampi_v_load_any(ampi_at(x, t, i * ld + j), t, width - j));
         ampi_v_store(sums + j, sum);
     }
 }
@@ -5717,13 +5712,12 @@ typedef void (*ampi_chunk_fn)(void* context, ampi_chunk* chunk);
 AMPI_FN void ampi_each_chunk(const ampi_tensors* t, ampi_chunk_fn work, ampi_chunk_fn combine,
         void* context) {
     ampi_chunk wave[AMPI_WAVE];
-    size_t offset = 0;  /* where the next chunk begins: at this element of this tensor */
-    int tensor = 0;
+    int tensor = 0;     /* where the next chunk begins: at element `offset` of this one */
+    size_t offset = 0, elements;
+    int64_t n;
     while (tensor < t->count) {
         /* the next wave */
-        size_t elements = 0;
-        int64_t n = 0;
-        while (n < AMPI_WAVE && tensor < t->count) {
+        for (n = 0, elements = 0; n < AMPI_WAVE && tensor < t->count;) {
             ampi_chunk* const c = &wave[n];
             AMPI_CLEAR(*c);
             c->tensor = tensor;
