@@ -15962,7 +15962,7 @@ AMPI_FN void ampi_report_row(ampi_picture* p, const char* color, const char* nam
         percent * (double)s->zeros, percent * (double)s->would_underflow,
         percent * (double)s->would_overflow, (ampi_ull)s->infs, (ampi_ull)s->nans);
     ampi_bars(p, s->infs + s->nans > 0 ? AMPI_RED : color, name,
-        s->histogram + AMPI_REPORT_LEAST - AMP_STATS_MIN_EXPONENT, 12, told);
+        s->histogram + (AMPI_REPORT_LEAST - AMP_STATS_MIN_EXPONENT), 12, told);
 }
 
 /* The report: four rows a layer, and where inf or NaN begin. The forward pass goes down the list:
