@@ -5991,17 +5991,19 @@ AMPI_CUDA(softmax_backward, amp_ref dy, amp_ref y, amp_ref dx, int accumulate, s
    shared memory of a single block that computes them all. */
 enum { AMPI_CUDA_LOSS_PARTS = 1024 };
 
+/* A call of a loss. A term is that of an element, or of the cross-entropy of a row. */
 typedef struct ampi_cuda_loss {
     amp_ref x, target;           /* target: of MSE and BCE */
-    const int32_t* labels;       /* of the cross-entropy */
-    float* loss;
-    double* parts;               /* the workspace, or NULL */
-    size_t n, d, count, tile;    /* terms, classes, parts, terms of a tile */
-    size_t ld;                   /* of the cross-entropy's rows */
+    const int32_t* labels;       /* of the cross-entropy, one a row */
+    float* loss;                 /* the mean */
+    double* parts;               /* [count], in the workspace; NULL: in shared memory */
+    size_t n;                    /* terms */
+    size_t d, ld;                /* of the cross-entropy: classes, elements from row to row */
+    size_t count, tile;          /* parts; terms of a tile, which a block sums at a time */
     int32_t ignored;             /* a label without loss, if `ignores` */
     int ignores;
     float smoothing;
-    ampi_loss kind;
+    ampi_loss kind;              /* MSE or BCE */
 } ampi_cuda_loss;
 
 AMPI_D bool ampi_d_is_ignored(const ampi_cuda_loss& q, int32_t label) {
@@ -6050,7 +6052,7 @@ AMPI_D void ampi_d_loss_parts(const ampi_cuda_loss& q, double* shared, F share) 
     ampi_d_loss_mean(q, parts, shared);
 }
 
-/* This thread's terms of a tile: two eights from element i on, summed. */
+/* The sum of this thread's terms of a tile: two eights of elements, i and AMPI_CUDA_SECOND more. */
 AMPI_D double ampi_d_loss_tile(const ampi_cuda_loss& q, size_t i) {
     double sum = 0.0;
     ampi_eight x[2], target[2];
@@ -6059,6 +6061,7 @@ AMPI_D double ampi_d_loss_tile(const ampi_cuda_loss& q, size_t i) {
         ampi_d_fetch8(x[u], q.x, i + (size_t)(u * AMPI_CUDA_SECOND), q.n);
         ampi_d_fetch8(target[u], q.target, i + (size_t)(u * AMPI_CUDA_SECOND), q.n);
     }
+
     AMPI_D_UNROLL
     for (int u = 0; u < 2; u++) {
         size_t at = i + (size_t)(u * AMPI_CUDA_SECOND);
@@ -6066,6 +6069,8 @@ AMPI_D double ampi_d_loss_tile(const ampi_cuda_loss& q, size_t i) {
         if (at >= q.n) break;
         ampi_d_widen8(v, x[u], q.x.dtype);
         ampi_d_widen8(w, target[u], q.target.dtype);
+
+        /* behind the last element x and target are 0: so is a square, but not a term of BCE */
         if (q.kind == AMPI_MSE) {
             for (int j = 0; j < 8; j++) v[j] -= w[j];
             sum += (double)ampi_d_dot8(v, v);
@@ -6232,6 +6237,7 @@ AMPI_FN amp_result ampi_cuda_cross_entropy_init(ampi_cuda_loss* q, const amp_exe
     AMPI_REFUSE_WITH(log, ld < classes, AMP_ERR_ARGUMENT,
         "%s: ld is %lld, but a row has %lld classes", op, ampi_shown(ld), ampi_shown(classes));
     AMPI_REFUSE_WITH(log, !labels, AMP_ERR_ARGUMENT, "%s: labels is NULL", op);
+
     q->x = ampi_cuda_ref(logits);
     q->labels = labels;
     q->n = n; q->d = classes; q->ld = ld;
@@ -6282,7 +6288,9 @@ typedef struct ampi_cuda_loss_slope {
     float weight;
 } ampi_cuda_loss_slope;
 
-/* dlogits = (softmax - target) * factor. */
+/* dlogits = (softmax - target) * factor of rows, T threads each: target is `base`, of the label 1 -
+   smoothing more. A row whose label is ignored gets zeros; one whose label is no class, which the
+   host cannot see, NaNs. */
 template <int T, int KEEP>
 static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T), 1)
     ampi_k_cross_entropy_backward(ampi_cuda_loss_slope s) {
@@ -6297,8 +6305,10 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T), 1)
         double unused;
         const int32_t label = q.labels[row];
         const float f = ampi_d_is_label(q, label) ? factor : ampi_float(0x7fc00000u);
+
         ampi_d_row_start<T>(x, q.x, row, q.d, q.ld);
         const float inverse = 1.0f / ampi_d_row_exp<T>(x, q.d, &max, &unused, shared);
+
         ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
             ampi_d_row_exp_again(x, k, i, max);
             for (int j = 0; j < 8; j++) {
@@ -6365,6 +6375,8 @@ static amp_result ampi_cuda_loss_forward(amp_ref x,
     q.loss = loss; q.n = n;
     q.kind = KIND;
     q.tile = AMPI_CUDA_TILE;
+
+    /* up to two parts one block sums, and finishes; more are finished by a second launch */
     size_t parts = ampi_min_size(ampi_cuda_parts(n, AMPI_CUDA_TILE), AMPI_CUDA_LOSS_PARTS);
     parts = ampi_cuda_loss_plan(&q, parts, 2, exec);
     AMPI_TRY(ampi_cuda_launch(exec, op, ampi_k_loss, (unsigned)parts, AMPI_CUDA_BLOCK,
@@ -6503,8 +6515,9 @@ AMPI_FN amp_result ampi_cuda_clone(void** out, const void* host, size_t bytes, c
     return r;
 }
 
-/* The table of a list, made on the host and copied to memory of the device: chunks, arrays,
-   names, what is found. */
+/* The table of list t, l->list, in one block of device memory, l->memory: chunks, arrays, names,
+   what passes find. SIZE_MAX chunks or bytes stand for more than there can be, which no calloc
+   grants. */
 AMPI_FN amp_result ampi_cuda_fill_list(amp_cuda_tensors* l, const ampi_tensors* t,
         const amp_exec* exec, const char* place) {
     size_t total = 0, chunk_count = 0, found, sums, moved, chunks, arrays, names;
@@ -6515,6 +6528,8 @@ AMPI_FN amp_result ampi_cuda_fill_list(amp_cuda_tensors* l, const ampi_tensors* 
         size_t more = ampi_cuda_chunks_of(t->at(t->list, i).count);
         if (!ampi_add_size(chunk_count, more, &chunk_count)) chunk_count = SIZE_MAX;
     }
+
+    /* where each array lies in the block, in bytes */
     found = ampi_cuda_reserve(&total, 1, sizeof(ampi_cuda_found));
     sums = ampi_cuda_reserve(&total, AMPI_CUDA_LIST_BLOCKS, sizeof(double));
     moved = ampi_cuda_reserve(&total, chunk_count, AMPI_CUDA_PARTS);
@@ -6524,13 +6539,16 @@ AMPI_FN amp_result ampi_cuda_fill_list(amp_cuda_tensors* l, const ampi_tensors* 
     host = (unsigned char*)calloc(total, 1);
     AMPI_REFUSE_OP(!host, AMP_ERR_MEMORY, "%s: no %llu bytes for the table", place,
         (ampi_ull)total);
+
+    /* filled here, then cloned; sums and moved are zeros */
     ((ampi_cuda_found*)(void*)(host + found))->bad = ampi_cuda_nothing_bad();
     ampi_cuda_fill_tables(t, (ampi_cuda_chunk*)(void*)(host + chunks),
         (ampi_cuda_array*)(void*)(host + arrays), (char*)(host + names));
     r = ampi_cuda_clone(&l->memory, host, total, exec, place);
     free(host);
-    base = (unsigned char*)l->memory;
     if (r != AMP_OK) return r;
+
+    base = (unsigned char*)l->memory;
     l->list.found = (ampi_cuda_found*)(void*)(base + found);
     l->list.sums = (double*)(void*)(base + sums);
     l->list.moved = base + moved;
@@ -6549,7 +6567,8 @@ AMP_DEF void amp_cuda_tensors_destroy(amp_cuda_tensors* list) {
     free(list);
 }
 
-/* The pointers are known to be good. */
+/* A list of tensors on the device in *out, NULL after an error: a copy of t without its names, and
+   the device's table. t has been checked. */
 AMPI_FN amp_result ampi_cuda_make_list(amp_cuda_tensors** out, const ampi_tensors* t,
         const amp_exec* exec, const char* place) {
     amp_cuda_tensors* l = (amp_cuda_tensors*)calloc(1, sizeof *l);
@@ -6563,6 +6582,8 @@ AMPI_FN amp_result ampi_cuda_make_list(amp_cuda_tensors** out, const ampi_tensor
         amp_cuda_tensors_destroy(l);
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_MEMORY, "%s: out of memory", place);
     }
+
+    /* arrays of the one list that meet */
     l->count = t->count;
     lists.dst = lists.src = t;
     l->apart = !ampi_arrays_meet(&lists, ampi_tensor_array, (size_t)t->count, &first, &second);
@@ -6570,6 +6591,7 @@ AMPI_FN amp_result ampi_cuda_make_list(amp_cuda_tensors** out, const ampi_tensor
         l->tensors[i] = t->at(t->list, i);
         l->tensors[i].name = NULL;
     }
+
     r = ampi_cuda_fill_list(l, t, exec, place);
     if (r == AMP_OK) *out = l;
     else amp_cuda_tensors_destroy(l);
@@ -6814,8 +6836,9 @@ typedef struct ampi_cuda_look {
 /* What a thread's scan has found: squares of all its chunks; of the last one the bits that look8
    sets, and the least magnitude, less 1, so that 0 is the greatest. */
 typedef struct ampi_cuda_scan {
-    double   sum;
-    uint32_t over, least;
+    double   sum;       /* of squares */
+    uint32_t over;      /* bit 31: an element is not finite */
+    uint32_t least;     /* magnitude as bits, less 1 */
 } ampi_cuda_scan;
 
 /* What is not finite in the chunks of a block. first, last: as in ampi_cuda_bad, but only the
@@ -6823,10 +6846,11 @@ typedef struct ampi_cuda_scan {
    shared memory. */
 typedef struct ampi_cuda_bad_here { uint32_t inf, nan, first, last; } ampi_cuda_bad_here;
 
+/* What a block shares. */
 typedef struct ampi_cuda_look_shared {
-    double sums[AMPI_CUDA_BLOCK / 32];
+    double sums[AMPI_CUDA_BLOCK / 32];  /* of squares, one a warp */
     ampi_cuda_bad_here bad;
-    int is_last;
+    int is_last;                        /* 1 = all other blocks have finished */
 } ampi_cuda_look_shared;
 
 /* Adds the squares of an eight to the sum, each of them exact in double, so that fused or not is
@@ -6872,12 +6896,12 @@ AMPI_D void ampi_d_scale8(ampi_eight& r, amp_dtype t, float factor) {
     ampi_d_round8(r, v, t);
 }
 
-/* What a thread has to know of a chunk. y is the target, of which only SUMS uses more than the
-   type. */
+/* What a thread has to know of a chunk. */
 typedef struct ampi_cuda_range {
-    amp_ref x, y;
-    uint32_t n, last;
-    float    inverse;
+    amp_ref  x, y;      /* its elements, and those of the target, of which only SUMS reads any */
+    uint32_t n;         /* elements */
+    uint32_t last;      /* the greatest magnitude, as bits, that is finite once it is unscaled */
+    float    inverse;   /* of the loss scale */
 } ampi_cuda_range;
 
 /* Chunk c as a pass of this kind reads it: its arrays and types, and the largest magnitude that
@@ -6948,7 +6972,9 @@ AMPI_D void ampi_d_look_unscale(const ampi_cuda_look& a, const ampi_cuda_chunk& 
     }
 }
 
-/* One round: each thread of the block looks at two eights. */
+/* Chunk c of the list, x: each thread of the block looks at two eights, adds their squares to
+   s.sum, and if one is not finite counts what is bad. SUMS looks at y + x * inverse; UNSCALE also
+   unscales on trust. */
 template <int KIND>
 AMPI_D void ampi_d_look_chunk(ampi_cuda_scan& s, const ampi_cuda_look& a, const ampi_cuda_chunk& x,
         uint64_t c, ampi_cuda_bad_here* bad) {
@@ -6958,11 +6984,13 @@ AMPI_D void ampi_d_look_chunk(ampi_cuda_scan& s, const ampi_cuda_look& a, const 
     ampi_eight r[2], sum[2];
     s.over = 0;
     s.least = ~0u;
+
     AMPI_D_UNROLL
     for (unsigned k = 0; k < 2; k++) ampi_d_fetch8(r[k], v.x, at + k * apart, v.n);
     AMPI_D_UNROLL
     for (unsigned k = 0; sums && k < 2; k++)
         ampi_d_fetch8(sum[k], v.y, at + k * apart, v.n);
+
     AMPI_D_UNROLL
     for (unsigned k = 0; k < 2; k++) {
         if (sums) ampi_d_sum8_stored(sum[k], v.y.dtype, r[k], v.x.dtype, v.inverse);
@@ -6970,6 +6998,8 @@ AMPI_D void ampi_d_look_chunk(ampi_cuda_scan& s, const ampi_cuda_look& a, const 
     }
     if (KIND == AMPI_LOOK_UNSCALE) ampi_d_look_unscale(a, x, v, s, r, c);
     if (!(s.over >> 31)) return;
+
+    /* places count the block's own chunks, of which this one is number c / gridDim.x */
     AMPI_ROLLED
     for (unsigned k = 0; k < 2; k++)
         ampi_d_count_bad<KIND>(bad, v, at + k * apart, (uint32_t)(c / gridDim.x) * AMPI_CUDA_CHUNK);
@@ -7073,28 +7103,37 @@ AMPI_D void ampi_d_scaler_record(ampi_cuda_scaler_block* b, const amp_overflow_i
     if (stops) ampi_overflow_add(&b->info, found);
 }
 
-/* One warp writes down what the whole list has shown. */
+/* One warp writes down what the whole list has shown: sum of squares `sum`, findings k. The list's
+   info gets norm and places; a scaler gets them, too, and found_inf. `stops`: the step must not be
+   made, as gradients are not finite or the scale has no use. */
 AMPI_D void ampi_d_look_conclude(const ampi_cuda_look& a, double sum, ampi_cuda_known& k,
         bool sums) {
-    AMPI_D_RENEW(k.inverse);        /* nothing that follows from these is formed, and waited for,
-                                       before the sum is */
+    /* nothing that follows from these is formed, and waited for, before the sum is */
+    AMPI_D_RENEW(k.inverse);
     AMPI_D_RENEW(k.scale);
     const float inverse = ampi_float(k.inverse), scale = ampi_float(k.scale);
     const bool bad = k.bad.inf + k.bad.nan > 0, useless = !ampi_scale_usable(&scale), stops = bad
         || useless;
+
+    /* of the unscaled gradients; infinite if they are not finite */
     ampi_cuda_found* result = a.src.found;
     double norm = sqrt(sum);
     if (!a.unscaled && !sums) norm = __dmul_rn(norm, (double)inverse);
     if (stops) norm = ampi_double(AMPI_INF64);
+
+    /* all lanes clear; a scaler's info is cleared by the first list of a window */
     ampi_d_clear_info(&result->info, threadIdx.x, norm);
     if (k.closed) ampi_d_clear_info(&a.scaler->info, threadIdx.x, norm);
     __syncwarp();
     if (threadIdx.x != 0) return;
+
     if (bad) ampi_d_tell_bad(&result->info, a.src, k.bad);
     if (useless) result->info.found_inf = 1;
     if (a.scaler) ampi_d_scaler_record(a.scaler, &result->info, stops, a.list, norm);
     if (a.scaler && stops && !k.ignore) a.scaler->state.found_inf = 1;
     result->refused = stops && !k.ignore;
+
+    /* ready for the next pass */
     if (bad) result->bad = ampi_cuda_nothing_bad();
     result->finished = 0;
 }
@@ -7114,13 +7153,16 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK, AMPI_LOOK_RESIDENT(KIN
     double sum;
     if (threadIdx.x == 0) shared->bad = none;
     __syncthreads();
+
     for (uint64_t c = blockIdx.x; c < a.src.chunk_count; c += gridDim.x) {
         const ampi_cuda_chunk x = next;
         if (c + gridDim.x < a.src.chunk_count) next = a.src.chunks[c + gridDim.x];
         ampi_d_look_chunk<KIND>(s, a, x, c, &shared->bad);
     }
+
     ampi_d_look_end(a.src, s.sum, shared);
     if (!shared->is_last) return;
+
     ampi_d_look_ask(known, a);
     sum = ampi_d_look_total(a.src.sums, shared->sums);
     if (threadIdx.x < 32) ampi_d_look_conclude(a, sum, known, KIND == AMPI_LOOK_SUMS);
@@ -7144,7 +7186,8 @@ AMPI_FN amp_result ampi_cuda_look_at(const ampi_cuda_look* a, int kind, const am
 enum { AMPI_CUDA_SETTLE_CHUNKS = 8 };
 
 /* After an unscaling on trust: a refused list is scaled back where it was unscaled, any other is
-   unscaled where it was not. */
+   unscaled where it was not. moved[chunk][warp] tells of each warp's part. Lane l of a warp reads
+   that of the block's chunk l; the warp then settles its parts of the chunks that need it. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK, AMPI_LOOK_RESIDENT(AMPI_LOOK))
 ampi_k_settle(const ampi_cuda_list l, const ampi_cuda_scaler_block* scaler) {
     ampi_ptx_grid_wait();
@@ -7152,9 +7195,12 @@ ampi_k_settle(const ampi_cuda_list l, const ampi_cuda_scaler_block* scaler) {
     const uint64_t first = (uint64_t)blockIdx.x * AMPI_CUDA_SETTLE_CHUNKS, mine = first + lane;
     const int refused = l.found->refused;
     const float factor = refused ? scaler->state.scale_in_use : scaler->state.inverse;
-    bool left = false;
+
+    bool left = false;  /* this part of chunk `mine` is still to be settled */
     if (lane < AMPI_CUDA_SETTLE_CHUNKS && mine < l.chunk_count)
         left = l.moved[mine * AMPI_CUDA_PARTS + warp] == refused && factor != 1.0f;
+
+    /* the lowest bit of todo is the next chunk */
     AMPI_ROLLED
     for (unsigned todo = __ballot_sync(0xffffffffu, left); todo != 0; todo &= todo - 1) {
         const ampi_cuda_chunk x = l.chunks[first + (unsigned)__ffs((int)todo) - 1];
@@ -7231,7 +7277,7 @@ AMPI_FN amp_result ampi_cuda_move_list(const amp_cuda_tensors* dst, const amp_cu
 
 /* --- the scaler's calls --- */
 
-/* A scaler that goes on from where `from` is. */
+/* A scaler on the device, in *out, that goes on from where `from` is. */
 AMPI_FN amp_result ampi_cuda_scaler_clone(amp_cuda_scaler** out, const amp_scaler* from,
         const amp_exec* exec, const char* place) {
     ampi_cuda_scaler_block block;
@@ -7240,17 +7286,24 @@ AMPI_FN amp_result ampi_cuda_scaler_clone(amp_cuda_scaler** out, const amp_scale
     int i;
     AMPI_REFUSE_WITH(&from->logger, !s, AMP_ERR_MEMORY, "%s: out of memory", place);
     s->window = *from;
+
     AMPI_CLEAR(block);
     block.state = from->state;
     block.rule = from->rule;
     block.info = from->info;
+
+    /* of the types F32, F16 and BF16, numbers 1 to 3 */
     for (i = 0; i < 9; i++)
         block.last[i / 3][i % 3] =
             ampi_last_finite((amp_dtype)(i / 3 + 1), (amp_dtype)(i % 3 + 1), block.state.inverse);
     for (i = 0; i < 3; i++)
         block.exact[i] = ampi_cuda_first_exact((amp_dtype)(i + 1), block.state.scale_in_use);
+
     r = ampi_cuda_clone((void**)&s->device, &block, sizeof block, exec, place);
-    if (r != AMP_OK) { free(s); return r; }
+    if (r != AMP_OK) {
+        free(s);
+        return r;
+    }
     *out = s;
     return AMP_OK;
 }
@@ -7666,20 +7719,21 @@ AMPI_D void ampi_d_store4(void* y, amp_dtype t, size_t i, size_t n, const float 
     }
 }
 
+/* What a pass of updates needs, all on the device. */
 typedef struct ampi_cuda_update {
-    ampi_cuda_list list;
+    ampi_cuda_list list;                 /* of gradients: a tensor for each parameter */
     const ampi_cuda_param* params;
     ampi_cuda_optimizer_block* block;
-    double* norms;
+    double* norms;                       /* of LAMB, as in amp_cuda_optimizer */
     float*  trust;
 } ampi_cuda_update;
 
 /* A chunk in the hands of its block. */
 typedef struct ampi_cuda_work {
     ampi_cuda_param p;
-    ampi_update u;
-    ampi_update_overflow over;
-    double sums[2];
+    ampi_update u;                       /* numbers of its group */
+    ampi_update_overflow over;           /* what this thread has met */
+    double sums[2];                      /* LAMB_DIRECTION: squares of weights, of direction */
 } ampi_cuda_work;
 
 /* Arrays of four elements from i on, on their way. */
@@ -7782,7 +7836,9 @@ AMPI_D void ampi_d_update_tell(ampi_cuda_optimizer_block* block, const ampi_upda
     atomicMin(&block->first, (unsigned long long)tensor << AMPI_CUDA_PLACE_BITS | over.first);
 }
 
-/* Reads and writes each parameter once, and nothing if the step is skipped. */
+/* An update, KIND, of all parameters, a block a chunk at a time: reads and writes each once, and
+   nothing if the step is skipped. LAMB_DIRECTION writes no weights: it leaves each chunk's sums in
+   a.norms. */
 template <int KIND>
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
         ampi_k_optimizer(const ampi_cuda_update a) {
@@ -7795,6 +7851,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
         k.p = a.params[chunk.tensor];
         k.u = a.block->updates[k.p.group];
         if (k.u.frozen) continue;
+
         if (KIND == AMPI_UPDATE_LAMB) k.u.step = a.trust[chunk.tensor];
         ampi_update_limits(&k.over, k.p.master != NULL, k.p.low != NULL, k.p.low_dtype);
         k.sums[0] = k.sums[1] = 0.0;
@@ -7803,6 +7860,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
             ampi_d_update_tell(a.block, k.over, chunk.tensor);
             continue;
         }
+
         ampi_d_group_sum<AMPI_CUDA_BLOCK>(k.sums, shared);
         if (threadIdx.x == 0) { a.norms[2 * c] = k.sums[0]; a.norms[2 * c + 1] = k.sums[1]; }
     }
@@ -7875,7 +7933,8 @@ AMPI_FN ampi_cuda_param ampi_cuda_param_of(const amp_param* p) {
     return d;
 }
 
-/* The block and the table of parameters to the device, with room for what LAMB needs. */
+/* The optimizer's block and table of parameters go to the device, with room for what LAMB needs:
+   one block of memory, o->memory, in which block, params, norms and trust are places in bytes. */
 AMPI_FN amp_result ampi_cuda_optimizer_upload(amp_cuda_optimizer* o, const amp_exec* exec,
         const char* place) {
     int i, count = o->host.count, lamb = o->host.desc.kind == AMP_LAMB;
@@ -7888,13 +7947,15 @@ AMPI_FN amp_result ampi_cuda_optimizer_upload(amp_cuda_optimizer* o, const amp_e
     amp_result r;
     AMPI_REFUSE_OP(!host, AMP_ERR_MEMORY, "%s: no %llu bytes for the table", place,
         (ampi_ull)total);
+
     ((ampi_cuda_optimizer_block*)(void*)(host + block))->o = o->host;
     for (i = 0; i < count; i++)
         ((ampi_cuda_param*)(void*)(host + params))[i] = ampi_cuda_param_of(&o->host.params[i]);
     r = ampi_cuda_clone(&o->memory, host, total, exec, place);
     free(host);
-    base = (unsigned char*)o->memory;
     if (r != AMP_OK) return r;
+
+    base = (unsigned char*)o->memory;
     o->device = (ampi_cuda_optimizer_block*)(void*)(base + block);
     o->params = (const ampi_cuda_param*)(const void*)(base + params);
     o->norms = (double*)(void*)(base + norms);
@@ -8029,7 +8090,9 @@ AMPI_FN amp_result ampi_cuda_optimizer_look(const amp_cuda_optimizer* o, amp_cud
     return ampi_cuda_look_at(&a, AMPI_LOOK, exec, place);
 }
 
-/* ends: 1 = the scaler's window ends with it, as by amp_cuda_scaler_update. */
+/* A step of o, whose gradients are scaled by s or not (NULL): checks on the host, then launches
+   that look for inf and NaN, prepare the update and apply it. ends: 1 = the scaler's window ends
+   with it, as by amp_cuda_scaler_update. */
 AMPI_FN amp_result ampi_cuda_optimizer_launch(amp_cuda_optimizer* o, amp_cuda_scaler* s, int ends,
         const amp_exec* exec, const char* place) {
     ampi_cuda_prepare a;
@@ -8037,6 +8100,8 @@ AMPI_FN amp_result ampi_cuda_optimizer_launch(amp_cuda_optimizer* o, amp_cuda_sc
     int unscaled = 1;
     AMPI_CUDA_REFUSE_NULL(!o, "the optimizer");
     AMPI_TRY(ampi_optimizer_enter(&o->host, s ? &s->window : NULL, &t, place));
+
+    /* a scaler without a logger speaks through the optimizer's */
     if (s) {
         const amp_logger own = s->window.logger;
         if (!own.log) s->window.logger = o->host.logger;
@@ -8044,6 +8109,8 @@ AMPI_FN amp_result ampi_cuda_optimizer_launch(amp_cuda_optimizer* o, amp_cuda_sc
         s->window.logger = own;
         AMPI_TRY(r);
     }
+
+    /* without a scaler, `found` tells whether gradients are finite */
     AMPI_CLEAR(a);
     a.block = o->device;
     a.unscaled = unscaled;
@@ -8053,10 +8120,14 @@ AMPI_FN amp_result ampi_cuda_optimizer_launch(amp_cuda_optimizer* o, amp_cuda_sc
     } else if (!ampi_optimizer_blind(&o->host, NULL)) {
         a.found = o->grads->list.found;
     }
+
+    /* a second warp of the preparation ends the window */
     AMPI_TRY(ampi_cuda_optimizer_look(o, s, &t, unscaled, exec, place));
     AMPI_TRY(ampi_cuda_launch(exec, place, ampi_k_prepare, 1, ends ? 64 : 32,
         16 * AMPI_CUDA_OPTIMIZER_UNITS, a));
     AMPI_TRY(ampi_cuda_optimizer_apply(o, exec, place));
+
+    /* the host's list of what the window has */
     if (!s) return AMP_OK;
     if (ends) s->window.recorded = s->window.list_count = 0;
     else ampi_cuda_note(s, &t, AMPI_STEPPED);
@@ -8386,13 +8457,18 @@ AMPI_CUDA(record_end, amp_training*, amp_result body) {
 }
 
 #define AMPI_CUDA_BOTH(op) ampi_cuda_##op##_forward, ampi_cuda_##op##_backward
-/* The table of the functions above. */
+/* The GPU's table, in the order of amp_backend: most entries have their own names. <1>: with
+   ReLU. */
 AMP_DEF const amp_backend* amp_cuda_backend(void) {
     static const amp_backend cuda = {
         "cuda", 1 /* asynchronous */, ampi_cuda_backend_open, ampi_cuda_backend_close,
+
+        /* memory and inputs */
         ampi_cuda_alloc, ampi_cuda_free, ampi_cuda_reaches, ampi_cuda_zero, ampi_cuda_copy,
         ampi_cuda_copy_in, ampi_cuda_copy_out, ampi_cuda_upload, ampi_cuda_download,
         amp_cuda_convert, ampi_cuda_load,
+
+        /* operators */
         ampi_cuda_gemm_workspace, ampi_cuda_conv2d_workspace, ampi_cuda_layer_norm_workspace,
         ampi_cuda_gemm, ampi_cuda_linear_forward<0>, ampi_cuda_linear_backward,
         ampi_cuda_conv2d_forward<0>, ampi_cuda_conv2d_backward, AMPI_CUDA_BOTH(pool2d),
@@ -8402,6 +8478,7 @@ AMP_DEF const amp_backend* amp_cuda_backend(void) {
         AMPI_CUDA_BOTH(softmax_cross_entropy),
         ampi_cuda_loss_forward<AMPI_MSE>, ampi_cuda_loss_backward<AMPI_MSE>,
         ampi_cuda_loss_forward<AMPI_BCE>, ampi_cuda_loss_backward<AMPI_BCE>,
+
         ampi_cuda_training_open, ampi_cuda_training_close, ampi_cuda_training_begin,
         ampi_cuda_training_pass, ampi_cuda_training_losses, ampi_cuda_training_check,
         ampi_cuda_training_agree, ampi_cuda_training_step, ampi_cuda_training_read,
