@@ -2721,7 +2721,7 @@ AMPI_FN void ampi_clear_upper(void) {}
    ampi_fma leaves no a*b + c to contract. */
 #define AMPI_KERNEL_PARAMS(...) __VA_ARGS__
 #define AMPI_KERNEL_BODY(name, params) \
-    AMPI_INLINE void name##_body(int hw, AMPI_KERNEL_PARAMS params)
+    AMPI_INLINE void name##_body(int hw AMPI_MAYBE, AMPI_KERNEL_PARAMS params)
 #if AMPI_X86
   #define AMPI_KERNEL(name, params, ...) \
     AMPI_KERNEL_BODY(name, params); \
@@ -7526,11 +7526,15 @@ AMPI_HD AMPI_INLINE int32_t ampi_pool_key(float x) {
 }
 
 /* A tile holds pixels or windows of 16 planes in FP32, those of plane l in lane l, so no row ends
-   inside a vector. Orders of sums. An average of a small plane adds its window row by row. Of
-   another plane the columns of a window are summed first, from the top. A gradient adds the windows
-   that hold a pixel in their order. In planes that are not small the windows of a row are summed
-   first, from last to first, AMPI_POOL_BLOCK at a time. Counting begins at the first window on each
-   AMPI_POOL_BAND columns. */
+   inside a vector.
+   Orders of sums, the same for any tiles:
+     average, small plane       the pixels of a window row by row, from left to right;
+     average, other plane       each column of the window from the top, then the columns;
+     gradient, small plane      the windows that hold a pixel, in their order;
+     gradient of maxima         likewise;
+     gradient, other average    of each row of windows those that hold the pixel, last to first, in
+                                blocks of AMPI_POOL_BLOCK; then these sums, from the top.
+   Blocks count from the first window on each band of AMPI_POOL_BAND columns. */
 enum { AMPI_POOL_SIDE = 128,    /* columns of a tile, if its windows are not wider */
        AMPI_POOL_PIXELS = 384,  /* its pixels, at most: 3 rows for windows of 3x3 */
        AMPI_POOL_MAXIMA = 128,  /* windows whose maxima are searched at a time */
@@ -7687,10 +7691,6 @@ AMPI_INLINE void ampi_pool_windows(ampi_pool_task task, const ampi_pool_tile* q,
         }
 }
 
-
-
-
-
 /* A task for row `oh` of the windows and the pixels of rectangle d. In two stages, windows meet one
    row, q->sums, in place of the rows of d. An average's q->sums are those of all rows of its
    windows, so windows sum it when the last row is in. A gradient's q->sums go to each row. */
@@ -7699,6 +7699,9 @@ AMPI_KERNEL(ampi_pool_row, (ampi_pool_task task, const ampi_pool_tile* q, int oh
     /* rows [r0, r1) of d belong to these windows, whose own rows are `span` */
     const ampi_span span = ampi_window(q->p->h, oh);
     const int r0 = ampi_max_int(span.first, d->r0), r1 = ampi_min_int(span.last, d->r1);
+
+    /* ld: floats of a row of d; row: number of the first window; x: the first of the rows; v: what
+       windows meet; place: where, see ampi_pool_windows */
     const size_t ld = ampi_rect_width(d) * AMPI_LANES,
         row = (size_t)(oh - q->y.r0) * ampi_rect_width(&q->y);
     const uint32_t place = (uint32_t)(r0 - span.first) * (uint32_t)q->p->w.size;
@@ -7706,7 +7709,6 @@ AMPI_KERNEL(ampi_pool_row, (ampi_pool_task task, const ampi_pool_tile* q, int oh
     const int takes = q->two_stages && task == AMPI_POOL_TAKE_SUM,
         gives = q->two_stages && task == AMPI_POOL_GIVE;
     int r;
-    (void)hw;
     if (r0 >= r1) return;
 
     /* first stage of an average */
@@ -7733,7 +7735,6 @@ AMPI_KERNEL(ampi_pool_row, (ampi_pool_task task, const ampi_pool_tile* q, int oh
 AMPI_KERNEL(ampi_pool_divide, (const ampi_pool_tile* q), q) {
     float* v = q->windows;
     int oh, ow, l;
-    (void)hw;
     for (oh = q->y.r0; oh < q->y.r1; oh++)
         for (ow = q->y.c0; ow < q->y.c1; ow++, v += AMPI_LANES) {
             const float count = ampi_pool_count(q->p, oh, ow);
@@ -7947,7 +7948,6 @@ AMPI_INLINE void ampi_quads_give(ampi_pool_task task, float* AMPI_RESTRICT dx,
 /* A task of ampi_quads_take or ampi_quads_give, with task and columns as constants. */
 AMPI_KERNEL(ampi_pool_quads, (ampi_pool_task task, int columns, float* to, uint32_t* at,
         const float* from, size_t ow, size_t rows), task, columns, to, at, from, ow, rows) {
-    (void)hw;
     if (task == AMPI_POOL_TAKE_MAX) ampi_quads_take(AMPI_POOL_TAKE_MAX, 0, to, at, from, ow, rows);
     else if (task == AMPI_POOL_SEARCH) ampi_quads_take(AMPI_POOL_SEARCH, 0, to, at, from, ow, rows);
     else if (task == AMPI_POOL_GIVE_MAX)
@@ -8049,9 +8049,8 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, amp_ref dy, am
    computed from s, its x or y as AMP_ACTIVATION_LIST says. */
 
 /* dy where s, ReLU's x or y, is above 0 or a NaN; else 0. */
-AMPI_HD AMPI_INLINE float ampi_slope_relu(int hw, float dy, float s) {
+AMPI_HD AMPI_INLINE float ampi_slope_relu(int hw AMPI_MAYBE, float dy, float s) {
     const uint32_t pass = ampi_mask(ampi_bits(s) - 1u < 0x7fffffffu) | ampi_nan_mask(s);
-    (void)hw;
     return ampi_float(ampi_bits(dy) & pass);
 }
 
@@ -8092,8 +8091,7 @@ AMPI_HD AMPI_INLINE float ampi_slope_tanh(int hw, float dy, float y) {
     return dy * ampi_fma(hw, -y, y, 1.0f);
 }
 
-AMPI_HD AMPI_INLINE float ampi_slope_sigmoid(int hw, float dy, float y) {
-    (void)hw;
+AMPI_HD AMPI_INLINE float ampi_slope_sigmoid(int hw AMPI_MAYBE, float dy, float y) {
     return dy * (y * (1.0f - y));
 }
 
@@ -8262,7 +8260,6 @@ AMP_DEF amp_result amp_activation_backward(amp_activation f, amp_ref dy, amp_ref
 /* y = 0 where the uniform number of 24 bits is below p, else x * scale. y may be x. */
 AMPI_KERNEL(ampi_drop, (float* y, const float* x, const uint32_t* bits, float p, float scale,
         size_t n), y, x, bits, p, scale, n) {
-    (void)hw;
     AMPI_LOOP(y, n, ampi_float(ampi_bits(x[i] * scale)
         & ~ampi_mask((float)(int32_t)(bits[i] >> 8) * (1.0f / 16777216.0f) < p)));
 }
@@ -8701,8 +8698,8 @@ AMPI_FN void ampi_norm_apply(ampi_row_args* q, ampi_reader* dy, ampi_reader* x, 
         float* to = ampi_open(y, at, n, tile);
         if (gamma) q->gamma = ampi_read(gamma, i, n, n);
         if (beta) q->beta = ampi_read(beta, i, n, n);
-        if (q->a) ampi_rows_each(AMPI_NORM_DX, q, to, ampi_read(dy, at, rows * n, n), v, rows, n);
-        else ampi_rows_each(AMPI_NORM, q, to, NULL, v, rows, n);
+        const float* g = q->a ? ampi_read(dy, at, rows * n, n) : NULL;
+        ampi_rows_each(g ? AMPI_NORM_DX : AMPI_NORM, q, to, g, v, rows, n);
         ampi_store(y, at, to, rows * n);
     }
 }
@@ -9252,7 +9249,6 @@ AMPI_INLINE float ampi_larger(float a, float b) { return a > b ? a : b; }
    exp. */
 AMPI_KERNEL(ampi_rows_max, (float* max, const float* x, size_t rows, size_t n), max, x, rows, n) {
     size_t r, i, l;
-    (void)hw;
     for (r = 0; r < rows; r++, x += n) {
         float m[AMPI_LANES];
         for (l = 0; l < AMPI_LANES; l++) m[l] = max[r];
