@@ -14493,7 +14493,7 @@ AMPI_FN const char* ampi_behind(const char* prefix, const char* text) {
 }
 
 /* A text for a sentence: of a long one the first `head` and last `tail` bytes, with no character
-   cut. */
+   cut and "..." between them. */
 AMPI_FN const char* ampi_show_ends(const char* text, size_t head, size_t tail,
         char out[AMPI_SHOWN]) {
     const size_t n = strlen(text);
@@ -14514,7 +14514,7 @@ AMPI_FN const char* ampi_show(ampi_file* f, const char* name) {
 AMPI_FN const char* ampi_show_shape(size_t rank, const size_t* shape, char out[AMPI_SHOWN]) {
     size_t at = 1, i;
     strcpy(out, "[");
-    for (i = 0; i < rank && i < AMPI_MAX_RANK; i++)
+    for (i = 0; i < rank && i < AMPI_MAX_RANK; i++)  /* 20 digits, a comma and the final 0 */
         at += ampi_say(out + at, 24, i ? ",%llu" : "%llu", (ampi_ull)shape[i]);
     strcpy(out + at, i < rank ? ",...]" : "]");
     return out;
@@ -14908,7 +14908,7 @@ AMPI_FN char* ampi_json_escape(ampi_json* j, char* w) {
     if (code >> 11 == 0xd800 >> 11) ampi_json_fail(j, "an escape is half of a surrogate pair");
 
     /* UTF-8: the highest bits behind a head that tells the length, then six bits a byte. */
-    int more = code < 0x80 ? 0 : code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
+    int more = code < 0x80 ? 0 : code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;  /* bytes behind it */
     *w++ = (char)(heads[more] | code >> 6 * more);
     while (more-- > 0) *w++ = (char)(0x80 | (code >> 6 * more & 0x3f));
     return w;
@@ -15063,14 +15063,16 @@ AMPI_FN amp_result ampi_file_check(ampi_file* f) {
     return AMP_OK;
 }
 
-/* Reads n bytes, or with out = NULL steps over them. */
+/* Reads n bytes, or with out = NULL steps over them: at most 2^30 at a time, since a long may have
+   32 bits. */
 AMPI_FN amp_result ampi_file_get(ampi_file* f, void* out, uint64_t n) {
-    int ok = !out || fread(out, 1, (size_t)n, f->stream) == n;
-    for (uint64_t step; !out && n > 0 && ok; n -= step) {
-        step = n < 0x40000000 ? n : 0x40000000;  /* a long may have 32 bits */
-        ok = fseek(f->stream, (long)step, SEEK_CUR) == 0;
+    uint64_t step;
+    if (out) return fread(out, 1, (size_t)n, f->stream) == n ? AMP_OK : ampi_file_cannot(f, "read");
+    for (; n > 0; n -= step) {
+        step = n < 0x40000000 ? n : 0x40000000;
+        if (fseek(f->stream, (long)step, SEEK_CUR) != 0) return ampi_file_cannot(f, "read");
     }
-    return ok ? AMP_OK : ampi_file_cannot(f, "read");
+    return AMP_OK;
 }
 
 /* Reads the header's length, with which a file begins, and refuses files of other formats. */
@@ -15089,10 +15091,11 @@ AMPI_FN amp_result ampi_file_read_length(ampi_file* f, uint64_t* length) {
 
     /* The bytes of a valid length may happen to be those of another format. */
     const int valid = *length >= 2 && *length <= AMPI_MAX_HEADER;
-    for (size_t i = 0; !valid && i < AMPI_LENGTH(foreign); i++)
-        AMPI_REFUSE_FILE(memcmp(first, foreign[i][0], strlen(foreign[i][0])) == 0,
-            "'%s' is %s; needed is a "
-            "safetensors file, as safetensors.torch.save_file writes", f->path, foreign[i][1]);
+    if (!valid)
+        for (size_t i = 0; i < AMPI_LENGTH(foreign); i++)
+            AMPI_REFUSE_FILE(memcmp(first, foreign[i][0], strlen(foreign[i][0])) == 0,
+                "'%s' is %s; needed is a "
+                "safetensors file, as safetensors.torch.save_file writes", f->path, foreign[i][1]);
     AMPI_REFUSE_FILE(!valid, "'%s': header of %llu bytes; 2 to %u are valid", f->path,
         (ampi_ull)*length, AMPI_MAX_HEADER);
     AMPI_REFUSE_FILE(*length > f->bytes - 8, "'%s' is truncated: it ends inside its header",
