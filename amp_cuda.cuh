@@ -1476,9 +1476,9 @@ AMPI_D void ampi_d_random8(uint32_t (&r)[8], uint64_t seed, uint64_t index) {
 
 /* The options of amp_convert_desc that a kernel looks at. */
 typedef struct ampi_cuda_rounding {
-    int saturate, random;
-    uint64_t seed, offset;
-    size_t* saturated;
+    int saturate, random;    /* random: stochastic rounding */
+    uint64_t seed, offset;   /* of its random numbers */
+    size_t* saturated;       /* a count to add to, or NULL */
 } ampi_cuda_rounding;
 
 /* Floats to 16 bits with one random word each, by way of double as on the CPU. */
@@ -1697,15 +1697,17 @@ typedef struct ampi_cuda_operand {
     size_t      stride;                           /* elements from one product of a batch to the
                                                      next */
     amp_dtype   dtype;
-    int         along_k;
+    int         along_k;                          /* k runs along stored rows, not across them */
     int         boxes;                            /* rows of halves, each from an aligned 16 bytes
                                                      on */
     int         chunks;                           /* such rows, all of whole chunks */
     size_t      chunk_below, chunk_step;          /* elements to a thread's other chunk, and to its
                                                      next tile */
     size_t      image_stride, channel_stride;     /* of a matrix: 0 and the leading dimension */
-    uint32_t    images, channels, kernel_h, kernel_w, rows, cols, height, width;
-    int         mul_h, mul_w, base_h, base_w, step_h, step_w;
+    uint32_t    images, channels, kernel_h, kernel_w;
+    uint32_t    rows, cols, height, width;        /* positions of an image; its pixels */
+    int         mul_h, mul_w, base_h, base_w;     /* position i sees pixels from i*mul + base on */
+    int         step_h, step_w;                   /* pixels from kernel position to position */
     ampi_cuda_digits row_step, position_step;     /* of a thread: to its next stored row, and to its
                                                      next tile */
 } ampi_cuda_operand;
@@ -1755,8 +1757,8 @@ AMPI_D void ampi_d_take(float2& pair, amp_ref x, int first, size_t at, int secon
    rows are the same in each tile and the positions go on; across k it is the other way round. */
 typedef struct ampi_cuda_walk {
     void* data;
-    ampi_cuda_digits row, position;
-    ampi_cuda_view view[2];
+    ampi_cuda_digits row, position;               /* of the first pair of the next tile */
+    ampi_cuda_view view[2];                       /* of that position and the next */
 } ampi_cuda_walk;
 
 /* The windows at a walk's position and at the next one. */
@@ -1802,18 +1804,21 @@ AMPI_D void ampi_d_walk_tile(V (&v)[N], ampi_cuda_walk& w, const ampi_cuda_opera
 /* See ampi_product. C is cut into tiles, k into steps of a tile's depth; with pieces > 1 a block
    forms one piece of the sum over k: sums[piece][product of the batch][i][j]. */
 typedef struct ampi_cuda_product {
-    size_t m, n, k, batch;
+    size_t m, n, k, batch;                        /* C is m x n, batch products of them */
     ampi_cuda_operand a, b;
     float alpha, beta;
     amp_ref c;
-    size_t ldc, part, part_stride, c_stride;      /* `part` columns to an image: n of a matrix */
+    size_t ldc, c_stride;                         /* elements from row to row, product to product */
+    size_t part, part_stride;                     /* `part` columns to an image: n of a matrix;
+                                                     elements from image to image */
     size_t cols, next_row, column;                /* see ampi_columns */
     int apart;                                    /* columns of an image are no neighbours */
-    amp_ref bias;
-    size_t bias_stride;
-    int bias_per_row, epilogue, bf16;
-    uint32_t tiles_m, tiles_n, steps, pieces;     /* steps of one piece */
-    float* sums;
+    amp_ref bias;                                 /* one a column, or if bias_per_row one a row */
+    size_t bias_stride;                           /* elements from product to product */
+    int bias_per_row, epilogue, bf16;             /* an amp_cuda_epilogue; A and B are bf16 */
+    uint32_t tiles_m, tiles_n;                    /* down and across C */
+    uint32_t steps, pieces;                       /* of k: steps of one piece, pieces */
+    float* sums;                                  /* of pieces, in the workspace */
 } ampi_cuda_product;
 
 /* A block's tile, (row, column) in tiles, and its part of k: step `from` and the next ones. In a
@@ -2515,8 +2520,8 @@ template <int N> struct ampi_hopper {
 /* The stages as one warpgroup sees them: the one it comes to next, and the parity of that stage's
    next phase. */
 typedef struct ampi_hopper_pipeline {
-    unsigned char* stages;
-    uint64_t *full, *empty;
+    unsigned char* stages;   /* one behind the other, in shared memory */
+    uint64_t *full, *empty;  /* barriers, one a stage */
     uint32_t stage, parity;
 } ampi_hopper_pipeline;
 
@@ -2879,6 +2884,7 @@ AMPI_D void ampi_d_hopper_put_floats(unsigned char* rows, const ampi_cuda_produc
 template <int N, amp_dtype TYPE, int RAW>
 AMPI_D void ampi_d_hopper_store(const ampi_cuda_hopper& h, const float (&sum)[N / 2],
         const ampi_hopper_tile& t, unsigned char* out, uint32_t& next_box) {
+    /* the warp's rows of a box begin at `top`; `group` is the warpgroup's barrier */
     const uint32_t top = threadIdx.x % 128 / 32 * 16, group = ampi_d_warpgroup(),
         width = TYPE == AMP_F32 ? 32 : 64;
     float2 bias = {};
@@ -2923,6 +2929,7 @@ AMPI_D void ampi_d_hopper_store_type(const ampi_cuda_hopper& h, const float (&su
 template <int N>
 AMPI_D void ampi_d_hopper_consume(const ampi_cuda_hopper& h, ampi_hopper_pipeline pipe,
         unsigned char* out) {
+    /* half: 0 or 1, which 64 of a tile's 128 rows; warp: of the warpgroup */
     const uint32_t half = ampi_d_warpgroup() - 1, warp = threadIdx.x % 128 / 32;
     float sum[N / 2] = {};
     uint32_t next_box = 0;
@@ -3064,8 +3071,8 @@ AMPI_FN ampi_cuda_operand ampi_cuda_operand_of(const ampi_operand* v, size_t sid
     return o;
 }
 
-/* The kernels' form of product s, C = epilogue(A * B), and its batch: products `batch->a`, ...
-   apart. */
+/* The kernels' form of product s, C = epilogue(A * B). batch: how many there are, and how far their
+   operands lie apart. */
 AMPI_FN ampi_cuda_product ampi_cuda_product_of(const ampi_product* s,
         const ampi_cuda_batch* batch) {
     const ampi_epilogue* c = &s->c;
