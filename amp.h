@@ -13672,9 +13672,10 @@ AMPI_FN amp_result ampi_read_held(amp_model* m, amp_step_info* info) {
         const unsigned char* own = m->held + (n->norm.held - (unsigned char*)held->base);
         for (size_t c = 0; c < (size_t)n->layer.channels; c++) {
             if (!own[c]) continue;
-            if (!first) channel = c;
-            if (!first) first = n;
             info->held_statistics++;
+            if (first) continue;
+            first = n;
+            channel = c;
         }
     }
 
