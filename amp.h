@@ -7535,7 +7535,7 @@ AMPI_HD AMPI_INLINE int32_t ampi_pool_key(float x) {
      gradient, other average    of each row of windows those that hold the pixel, last to first, in
                                 blocks of AMPI_POOL_BLOCK; then these sums, from the top.
    Blocks count from the first window on each band of AMPI_POOL_BAND columns. */
-enum { AMPI_POOL_SIDE = 128,    /* columns of a tile, if its windows are not wider */
+enum { AMPI_POOL_COLUMNS = 128, /* columns of a tile, if its windows are not wider */
        AMPI_POOL_PIXELS = 384,  /* its pixels, at most: 3 rows for windows of 3x3 */
        AMPI_POOL_MAXIMA = 128,  /* windows whose maxima are searched at a time */
        AMPI_POOL_BLOCK = 256, AMPI_POOL_BAND = 4096 };
@@ -7789,7 +7789,7 @@ AMPI_APART void ampi_pool_forward_planes(const ampi_pool_plan* p, const ampi_arg
     AMPI_ALIGNED float pixels[AMPI_POOL_ROOM(AMPI_POOL_PIXELS)],
         sums[AMPI_POOL_ROOM(AMPI_POOL_PIXELS)];
     AMPI_ALIGNED float windows[AMPI_POOL_ROOM(AMPI_POOL_BLOCK)];
-    const int columns = ampi_max_int(1, (AMPI_POOL_SIDE - p->w.kernel) / p->w.stride + 1);
+    const int columns = ampi_max_int(1, (AMPI_POOL_COLUMNS - p->w.kernel) / p->w.stride + 1);
     ampi_pool_tile q = ampi_pool_tile_of(p, list, plane, windows, sums);
     q.pixels = pixels;
     for (q.y.c0 = 0; q.y.c0 < p->w.out; q.y.c0 = q.y.c1) {
@@ -7869,7 +7869,7 @@ AMPI_APART void ampi_pool_backward_planes(const ampi_pool_plan* p, const ampi_ar
     AMPI_ALIGNED int32_t best[AMPI_POOL_ROOM(AMPI_POOL_MAXIMA)];
     AMPI_ALIGNED uint32_t at[AMPI_POOL_ROOM(AMPI_POOL_MAXIMA)];
     const int fit = AMPI_POOL_PIXELS / ampi_min_int(p->h.kernel, p->h.size);
-    const int columns = ampi_min_int(AMPI_POOL_SIDE, ampi_max_int(p->max ? 1 : 32, fit));
+    const int columns = ampi_min_int(AMPI_POOL_COLUMNS, ampi_max_int(p->max ? 1 : 32, fit));
     ampi_pool_tile q = ampi_pool_tile_of(p, list, plane, windows, pixels);
     q.pixels = pixels;
     q.best = best;
@@ -8863,19 +8863,19 @@ AMPI_FN void ampi_bn_pivot(const ampi_bn* f, ampi_bn_group* g) {
 }
 
 /* Means to g->sum, and the sum of squared distances from them to g->dot, in one pass over a
-   channel's M values: squares = q - M (mean - pivot)^2, where q sums (x - pivot)^2. Little cancels:
-   the pivot is the mean of m values, so (mean - pivot)^2 is at most M/m times the variance. The
-   mean comes from the sum of x, or of x - pivot for types of 16 bits. No compiler may contract a
-   quotient. */
+   channel's M = `values` values: squares = q - M (mean - pivot)^2, where q sums (x - pivot)^2.
+   Little cancels: the pivot is the mean of m values, so (mean - pivot)^2 is at most M/m times the
+   variance. The mean comes from the sum of x, or of x - pivot for types of 16 bits. No compiler may
+   contract a quotient. */
 AMPI_FN void ampi_bn_measure(const ampi_bn* f, ampi_bn_group* g, double values) {
-    const int wide = ampi_dtype_or_f32(f->list[AMPI_ARG_X].dtype) == AMP_F32;
+    const int of_x = ampi_dtype_or_f32(f->list[AMPI_ARG_X].dtype) == AMP_F32;
     ampi_bn_pivot(f, g);
-    ampi_bn_sums(f, g, wide ? AMPI_SQUARES : AMPI_SQUARES_LESS);
+    ampi_bn_sums(f, g, of_x ? AMPI_SQUARES : AMPI_SQUARES_LESS);
     for (size_t c = 0; c < g->width; c++) {
-        const double at = (double)g->mean[c], first = g->sum[c] / values, off = wide ? first - at
-            : first;
-        g->sum[c] = wide ? first : at + first;
-        g->dot[c] -= off * off / (1.0 / values);
+        const double pivot = (double)g->mean[c], first = g->sum[c] / values;
+        const double distance = of_x ? first - pivot : first;  /* of the mean from the pivot */
+        g->sum[c] = of_x ? first : pivot + first;
+        g->dot[c] -= distance * distance / (1.0 / values);
         /* below 0, no NaN */
         if (ampi_bits64(g->dot[c]) - 0x8000000000000001u < AMPI_INF64) g->dot[c] = 0.0;
     }
