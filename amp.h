@@ -7273,9 +7273,10 @@ AMPI_INLINE const uint32_t* ampi_lanes_in(size_t n) {
     return masks + AMPI_LANES - ampi_min_size(n, AMPI_LANES);
 }
 
-/* n times the same value. */
+/* n times the same value, in whole groups of lanes, which each compiler writes as vectors. */
 AMPI_FN void ampi_fill(float* x, size_t n, float value) {
-    for (size_t i = 0; i < n; i++) x[i] = value;
+    for (size_t i = 0; i < n; i += AMPI_LANES)
+        for (size_t l = 0; l < AMPI_LANES; l++) x[i + l] = value;
 }
 
 /* x, or 0 where the mask has no ones. */
@@ -8210,7 +8211,7 @@ AMPI_FN void ampi_activation_run(int op, const ampi_argument* list, size_t n,
         const size_t at = (size_t)i, count = ampi_tile_size(n, at), padded = ampi_padded(count);
         const uint16_t* bits = (const uint16_t*)x->data + at;
         for (size_t l = 0; l < count; l++) v[l] = table[bits[l]];
-        ampi_fill(v + count, padded - count, 0.0f);
+        memset(v + count, 0, (padded - count) * sizeof *v);
         if (back)
             ampi_elementwise(AMPI_MULTIPLY, v, ampi_view(&list[AMPI_ARG_X], at, count, dy), v,
                 0.0f, padded);
@@ -8393,7 +8394,7 @@ AMPI_FN void ampi_reader_open(ampi_reader* r, const ampi_argument* list, int arg
 /* Elements [at, at + n), rows of d. */
 AMPI_FN const float* ampi_read(ampi_reader* r, size_t at, size_t n, size_t d) {
     if (r->floats && r->at == at && r->n == n) return r->floats;
-    if (!r->v->data) ampi_fill(r->tile, ampi_padded(n), r->missing);
+    if (!r->v->data) ampi_fill(r->tile, n, r->missing);
     r->floats = r->v->data ? ampi_view_rows(r->v, at, n, d, r->all, r->tile) : r->tile;
     r->at = at;
     r->n = n;
@@ -9310,7 +9311,7 @@ AMPI_FN void ampi_softmax_rows(const ampi_rows* f, size_t row, size_t rows) {
         /* a label left of these columns wraps to a large column, as one right of them is */
         for (r = 0; r < rows && f->labels; r++) {
             const size_t column = (size_t)f->labels[row + r] - i, k = r * n + column;
-            if (ampi_is_ignored(f, row + r)) ampi_fill(y + r * n, n, 0.0f);
+            if (ampi_is_ignored(f, row + r)) memset(y + r * n, 0, n * sizeof *y);
             else if (column < n)
                 y[k] = ampi_fma(AMPI_FMA_NATIVE, e[k], inverse[r], -target) * f->factor;
         }
