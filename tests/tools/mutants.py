@@ -56,7 +56,7 @@ TABLE = [
     ("gemm", "if (!u->first) _tile_loadd(0, sums, ld);", ""),
     ("gemm", "_tile_dpbf16ps(1, 2, 4);", "_tile_dpbf16ps(1, 2, 3);"),
     ("gemm", "if (two) _tile_stored(1, sums + AMPI_LANES, ld);", ""),
-    ("gemm", "for (p = k; p < 2 * pairs; p++) ampi_v_clear(x + p * ld, width);", ""),
+    ("gemm", "for (size_t p = k; p < 2 * pairs; p++) ampi_v_clear(x + p * ld, width);", ""),
     ("half", "if (clean || to == AMP_BF16 || from == AMP_BF16)", "if (clean || to == AMP_BF16)"),
     ("optim", "if (AMPI_K(above_reg)(new_w, low) |", "if (0 |"),
     ("optim", "    if (i < n) ampi_update_singly(kind, job, i, n);\n", ""),
