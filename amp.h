@@ -3097,6 +3097,7 @@ enum { AMPI_EXACT = 1, AMPI_OF_PAIRS = 2 };
 #define AMPI_K(name) AMPI_JOIN(name, AMPI_PASS)
 /* Sixteen lanes of FP32, and what kernels do with them: */
 #define AMPI_V16 AMPI_K(v16)
+#define AMPI_LOW_ROWS AMPI_K(low_rows)
 #define ampi_v_set1 AMPI_K(v_set1)                /* x in each lane */
 #define ampi_v_load AMPI_K(v_load)                /* sixteen neighbours in memory */
 #define ampi_v_store AMPI_K(v_store)
@@ -3214,7 +3215,8 @@ typedef struct ampi_operand {
     const void* data;
     amp_dtype   dtype;
     int         along_k,   /* k changes along a row */
-                is_image;  /* an im2col matrix, else a matrix or weights */
+                is_image,  /* an im2col matrix, else a matrix or weights */
+                paired;    /* rows along k that are pairs already; ld counts words */
     size_t      ld;        /* a matrix: elements from one row to the next */
     ampi_im2col image;     /* if is_image: its rows are the operand's */
     /* Weights of an input gradient, if area > 0. Row c is, output by output, those of channel c at
@@ -3493,6 +3495,7 @@ typedef struct ampi_kernels {
     void (*column_sums)(float* sums, const void* x, amp_dtype t, size_t ld, size_t rows,
         size_t width);
     unsigned (*least_exponent)(const uint16_t* x, size_t n);  /* NULL: no products of pairs */
+    void (*pair_weights)(float* x, size_t m, size_t k);       /* likewise */
     void (*update)(int kind, const ampi_update_job* job, size_t n);
     void (*convert)(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n,
         const float* factor, int clean);
@@ -3515,6 +3518,9 @@ enum { AMPI_LANES = 16, AMPI_TILE = 1024,  /* elements of a tile, see impl-tiles
        AMPI_L1_FLOATS = 4096,  /* half a first-level cache */
        AMPI_PAD = 16 };        /* floats behind each row of scratch memory: rows share no cache
                                   sets */
+
+/* Words for k elements as pairs, in whole vectors. */
+AMPI_FN size_t ampi_pairs(size_t k) { return ampi_round_up((k + 1) / 2, AMPI_LANES); }
 
 /* Quiet NaN 0x7fc00000 for any NaN: processors differ in which one they hand on. */
 AMPI_HD AMPI_INLINE float ampi_clean_nan(float v) {
@@ -4363,10 +4369,28 @@ AMPI_LANES_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t 
     AMPI_K(margin)(dst + inside, row->count - behind);
 }
 
+#ifdef AMPI_PASS_PAIRS
+/* The same of bfloat16, which stay as they are. */
+AMPI_KERNEL_FN void AMPI_K(low_row)(uint16_t* dst, const ampi_operand* v, size_t plane, int64_t y,
+        const ampi_row_pixels* row) {
+    const size_t inside = y >= 0 && y < v->image.h.size ? row->inside : 0;
+    const size_t left = inside > 0 ? row->left : 0;
+    memset(dst, 0, left * sizeof *dst);
+    dst += left;
+    if (inside > 0) {
+        const uint16_t* src = (const uint16_t*)v->data + plane
+            + (size_t)y * (size_t)v->image.w.size + row->first;
+        if (row->step == 1) memcpy(dst, src, inside * sizeof *dst);
+        else for (size_t i = 0; i < inside; i++) dst[i] = src[i * row->step];
+    }
+    memset(dst + inside, 0, (row->count - left - inside) * sizeof *dst);
+}
+#endif
+
 /* Places [from, from + count) of a channel's padded planes of phase (h, w), row by row and image by
-   image; behind the last image, zeros. */
-AMPI_KERNEL_FN void AMPI_K(pad)(float* dst, const ampi_operand* v, size_t channel, size_t h,
-        size_t w, size_t from, size_t count) {
+   image; behind the last image, zeros. low: bfloat16 stay such, in place of FP32. */
+AMPI_KERNEL_FN void AMPI_K(pad)(void* dst, int low, const ampi_operand* v, size_t channel,
+        size_t h, size_t w, size_t from, size_t count) {
     const ampi_im2col* g = &v->image;
     /* The source pixel of a row's first place, and all pixels of a row. */
     const int64_t left = (int64_t)w + g->w.low;
@@ -4384,7 +4408,10 @@ AMPI_KERNEL_FN void AMPI_K(pad)(float* dst, const ampi_operand* v, size_t channe
         if (n < g->w.padded)  /* the first or last row, of which a part is wanted */
             pixels = ampi_row_pixels_of(g->w.size, (int64_t)(x * (size_t)g->w.step) + left,
                 g->w.step, n);
-        AMPI_K(source_row)(dst + p, v, plane, y, &pixels);
+#ifdef AMPI_PASS_PAIRS
+        if (low) AMPI_K(low_row)((uint16_t*)dst + p, v, plane, y, &pixels);
+#endif
+        if (!low) AMPI_K(source_row)((float*)dst + p, v, plane, y, &pixels);
 
         x = 0;
         row++;
@@ -4397,9 +4424,9 @@ AMPI_KERNEL_FN void AMPI_K(pad)(float* dst, const ampi_operand* v, size_t channe
 
 /* The padded planes that rows [first, first + rows) of an im2col matrix read in `count` columns
    from `column` on: channel by channel, in these phase by phase. at[i]: where row first + i begins
-   there. */
-AMPI_KERNEL_FN void AMPI_K(pad_rows)(float* dst, uint32_t* at, const ampi_operand* v, size_t first,
-        size_t rows, size_t column, size_t count) {
+   there. low: see pad. */
+AMPI_KERNEL_FN void AMPI_K(pad_rows)(float* dst, int low, uint32_t* at, const ampi_operand* v,
+        size_t first, size_t rows, size_t column, size_t count) {
     const ampi_im2col* g = &v->image;
     /* Places of the columns, whose last vector is read whole, and what the kernel reads behind. */
     const size_t from = ampi_padded_place(g, column);
@@ -4410,8 +4437,8 @@ AMPI_KERNEL_FN void AMPI_K(pad_rows)(float* dst, uint32_t* at, const ampi_operan
     ampi_padded_table(g, step, first, rows, at);
     for (size_t channel = first / g->area; channel <= (first + rows - 1) / g->area; channel++)
         for (size_t h = 0; h < g->h.phases; h++)
-            for (size_t w = 0; w < g->w.phases; w++, dst += step)
-                AMPI_K(pad)(dst, v, channel, h, w, from, place_count);
+            for (size_t w = 0; w < g->w.phases; w++, dst += low ? step / 2 : step)
+                AMPI_K(pad)(dst, low, v, channel, h, w, from, place_count);
 }
 
 /* Columns [column, column + count) of a row of an im2col matrix, all in one row of the grid. */
@@ -4463,7 +4490,7 @@ AMPI_KERNEL_FN void AMPI_K(im2col)(float* dst, size_t ld, const ampi_operand* v,
     uint32_t at[AMPI_KC];
     size_t width;
     if (g->area > 1 && ampi_padded_floats(g, rows, count, room->floats) > 0) {
-        AMPI_K(pad_rows)(room->padded, at, v, first, rows, column, count);
+        AMPI_K(pad_rows)(room->padded, 0, at, v, first, rows, column, count);
         AMPI_K(im2col_of_copy)(dst, ld, g, rows, column, count, room->padded, at);
         return;
     }
@@ -4737,7 +4764,10 @@ AMPI_KERNEL_FN void AMPI_K(pack_a)(const AMPI_LOOPS* q, AMPI_MICRO_ARGS* u, size
 
     u->row_step = a->along_k ? ld : 1;
     u->k_step = a->along_k ? 1 : ld;
-    if (!in_place) AMPI_K(rows)(q->a_block, ld, a, row, rows, at, length, &q->room);
+    if (a->paired) {
+        u->a = (const float*)a->data + row * a->ld + at / 2;
+        u->k = ampi_pairs(u->k);
+    } else if (!in_place) AMPI_K(rows)(q->a_block, ld, a, row, rows, at, length, &q->room);
     else if (u->k > 0) u->a = (const float*)a->data + row * ld + at;
 }
 
@@ -4745,7 +4775,7 @@ AMPI_KERNEL_FN void AMPI_K(pack_a)(const AMPI_LOOPS* q, AMPI_MICRO_ARGS* u, size
 /* Packed rows become pairs in place: row p of rows 2p and 2p + 1. k is rounded up to whole vectors
    of pairs. */
 AMPI_KERNEL_FN void AMPI_K(pair_rows)(float* x, size_t ld, size_t width, size_t k) {
-    const size_t pairs = ampi_round_up((k + 1) / 2, AMPI_LANES);
+    const size_t pairs = ampi_pairs(k);
     for (size_t p = k; p < 2 * pairs; p++) ampi_v_clear(x + p * ld, width);
     for (size_t p = 0; p < pairs; p++, x += ld)
         for (size_t i = 0; i < width; i += AMPI_LANES)
@@ -4753,10 +4783,128 @@ AMPI_KERNEL_FN void AMPI_K(pair_rows)(float* x, size_t ld, size_t width, size_t 
                 ampi_v_load(x + (p + 1) * ld + i).q[0]));
 }
 
+/* m rows of k >= 32 floats become rows of ampi_pairs(k) words in place, `k` words apart. */
+AMPI_KERNEL_FN void AMPI_K(pair_weights)(float* x, size_t m, size_t k) {
+    float last[2 * AMPI_LANES];
+    for (; m > 0; m--, x += k)
+        for (size_t p = 0; p < ampi_pairs(k); p += AMPI_LANES) {
+            const float* from = x + 2 * p;
+            if (k - 2 * p < 2 * AMPI_LANES) {
+                memset(last, 0, sizeof last);
+                from = (const float*)memcpy(last, from, (k - 2 * p) * sizeof *x);
+            }
+            ampi_v_store(x + p, AMPI_K(load_pairs)(from));
+        }
+}
+
+/* `count` rows of bfloat16 wherever they lie: row r begins at element at[r] of data or, if at is
+   NULL, r * step. type: AMP_BF16, or AMP_F32 for such numbers in FP32. A vector's columns are runs
+   of neighbours: lane l, one of a run's lanes, is element from + l of its row. */
+typedef struct AMPI_LOW_ROWS {
+    const void* data;
+    amp_dtype type;
+    size_t count, step;
+    const uint32_t* at;
+    struct { __mmask16 lanes; size_t from; } runs[AMPI_LANES];
+} AMPI_LOW_ROWS;
+
+/* A vector of row r in the low halves of words; zeros behind the last row. type and run_count are
+   constants where it is called. */
+AMPI_LANES_FN __m512i AMPI_K(load_low)(const AMPI_LOW_ROWS* b, amp_dtype type, size_t run_count,
+        size_t r) {
+    const __mmask16 there = (__mmask16)(r < b->count ? 0xffff : 0);
+    const size_t row = ampi_min_size(r, b->count - 1), from = b->at ? b->at[row] : row * b->step;
+    const uint16_t* low = (const uint16_t*)b->data + from;
+    __m256i x = _mm256_setzero_si256();
+    if (type == AMP_F32)
+        return _mm512_srli_epi32(_mm512_maskz_loadu_epi32(b->runs[0].lanes & there,
+            (const float*)b->data + from + b->runs[0].from), 16);
+    for (size_t i = 0; i < run_count; i++)
+        x = _mm256_mask_loadu_epi16(x, b->runs[i].lanes & there, low + b->runs[i].from);
+    return _mm512_cvtepu16_epi32(x);
+}
+
+/* A vector of columns of a micro-panel of pairs: word p is of rows 2p and 2p + 1. */
+AMPI_LANES_FN void AMPI_K(pair_columns)(float* dst, const AMPI_LOW_ROWS* b, amp_dtype type,
+        size_t run_count) {
+    for (size_t p = 0; p < ampi_pairs(b->count); p++, dst += AMPI_NR)
+        _mm512_storeu_si512(dst, _mm512_or_si512(
+            _mm512_slli_epi32(AMPI_K(load_low)(b, type, run_count, 2 * p), 16),
+            AMPI_K(load_low)(b, type, run_count, 2 * p + 1)));
+}
+
+/* Rows of the block of B at hand, and in *columns where its columns lie in a row, `*first` elements
+   on: those of a matrix, of the planes of a 1x1 convolution, of a padded copy or of windows, which
+   are read first. Returns 0 for other rows. */
+AMPI_KERNEL_FN int AMPI_K(find_low_rows)(const AMPI_LOOPS* q, AMPI_LOW_ROWS* rows,
+        ampi_columns* columns, size_t* first) {
+    const ampi_operand* b = &q->s->b;
+    const ampi_im2col* g = &b->image;
+    const size_t room = q->room.floats;
+    rows->count = q->k;
+    rows->type = AMP_BF16;
+    rows->step = b->is_image ? g->plane : b->ld;
+    rows->data = ampi_at(b->data, AMP_BF16, q->k0 * rows->step);
+    rows->at = NULL;
+    *columns = ampi_endless_row();
+    *first = 0;
+    if (!b->is_image) return !b->along_k;
+
+    if (b->along_k) {
+        if (!g->in_place || room == 0) return 0;
+        AMPI_K(read_windows)(q->room.padded, &q->plan->windows, b, q->k0, q->k);
+        rows->at = (const uint32_t*)(const void*)q->room.padded;
+        rows->data = q->room.padded + q->plan->windows.first;
+        rows->type = AMP_F32;
+        return 1;
+    }
+
+    columns->size = columns->used = g->pixels;
+    columns->width = columns->pitch = g->w.count;
+    columns->next_row = g->w.count;
+    columns->next_block = g->image;
+    if (ampi_side_is_plain(&g->h) && ampi_side_is_plain(&g->w)) return 1;
+
+    if (ampi_padded_floats(g, q->k, q->n, room) == 0) return 0;
+    AMPI_K(pad_rows)(q->room.padded, 1, (uint32_t*)(void*)q->room.rows, b, q->k0, q->k, q->column,
+        q->n);
+    rows->at = (const uint32_t*)(const void*)q->room.rows;
+    rows->data = q->room.padded;
+    columns->next_row = g->w.padded;
+    columns->next_block = g->h.padded * g->w.padded;
+    *first = ampi_padded_place(g, q->column);
+    return 1;
+}
+
+/* Packs the block of B at hand as pairs in one pass; returns 0 if its rows do not lie so. */
+AMPI_KERNEL_FN int AMPI_K(pack_pairs)(const AMPI_LOOPS* q) {
+    AMPI_LOW_ROWS rows;
+    ampi_columns columns;
+    size_t first;
+    if (!AMPI_K(find_low_rows)(q, &rows, &columns, &first)) return 0;
+
+    for (size_t j = 0; j < q->n; j += AMPI_LANES) {
+        ampi_piece pieces[AMPI_LANES];
+        const size_t count = ampi_pieces_of(pieces, &columns, q->column + j,
+            ampi_min_size(q->n - j, AMPI_LANES));
+        float* to = AMPI_K(packed_column)(q, j);
+        for (size_t i = 0; i < count; i++) {
+            rows.runs[i].lanes = (__mmask16)(((1u << pieces[i].count) - 1u) << pieces[i].from);
+            rows.runs[i].from = pieces[i].at - first - pieces[i].from;
+        }
+
+        if (rows.type == AMP_F32) AMPI_K(pair_columns)(to, &rows, AMP_F32, 1);
+        else if (count == 1) AMPI_K(pair_columns)(to, &rows, AMP_BF16, 1);
+        else if (count == 2) AMPI_K(pair_columns)(to, &rows, AMP_BF16, 2);
+        else AMPI_K(pair_columns)(to, &rows, AMP_BF16, count);
+    }
+    return 1;
+}
+
 /* The packed rows of A, m of them, become pairs: along k in place, else by pair_rows, then
    transposed for the matrix unit. Sets u->k to their number, and where they are. */
 AMPI_KERNEL_FN void AMPI_K(pair_a)(const AMPI_LOOPS* q, AMPI_MICRO_ARGS* u, size_t m) {
-    const size_t k = u->k, pairs = ampi_round_up((k + 1) / 2, AMPI_LANES), ld = u->k_step;
+    const size_t k = u->k, pairs = ampi_pairs(k), ld = u->k_step;
     float *x = q->a_block, *transposed = x + pairs * ld;
     u->k = pairs;
     if (u->k_step == 1) {
@@ -4866,7 +5014,7 @@ AMPI_KERNEL_FN void AMPI_K(loops_init)(AMPI_LOOPS* q, const ampi_product* s,
     q->b_form = AMPI_B_PACKED;
     q->planes = q->room.padded;
     q->at = NULL;
-    if (s->b.image.in_place && plan->padded > 0) {
+    if (s->b.image.in_place && plan->padded > 0 && s->form == AMPI_FP32) {
         q->b_form = s->b.along_k ? AMPI_B_IN_WINDOWS : AMPI_B_IN_PLANES;
         q->at = (const uint32_t*)(s->b.along_k ? q->room.padded : q->room.rows);
         if (s->b.along_k) q->planes += plan->windows.first;
@@ -4899,11 +5047,14 @@ AMPI_KERNEL_FN void AMPI_K(read_b)(const AMPI_LOOPS* q) {
     const ampi_operand* b = &q->s->b;
     const ampi_im2col* g = &b->image;
     if (q->b_form == AMPI_B_IN_ROWS || q->k == 0) return;  /* without k, B may be NULL */
+#ifdef AMPI_PASS_PAIRS
+    if (q->s->form != AMPI_FP32 && AMPI_K(pack_pairs)(q)) return;
+#endif
 
     if (q->b_form == AMPI_B_IN_WINDOWS)
         AMPI_K(read_windows)(q->room.padded, &q->plan->windows, b, q->k0, q->k);
     else if (q->b_form == AMPI_B_IN_PLANES)
-        AMPI_K(pad_rows)(q->room.padded, (uint32_t*)q->room.rows, b, q->k0, q->k, q->column,
+        AMPI_K(pad_rows)(q->room.padded, 0, (uint32_t*)q->room.rows, b, q->k0, q->k, q->column,
             q->n);
     else if (b->is_image && !b->along_k) AMPI_K(pack_im2col)(q);
     else if (b->is_image && !(ampi_side_is_plain(&g->h) && ampi_side_is_plain(&g->w)))
@@ -5000,7 +5151,7 @@ AMPI_KERNEL_FN void AMPI_K(block_of_k)(const AMPI_LOOPS* q, size_t i0, size_t m)
         u.ld = q->ld;
         AMPI_K(pack_a)(q, &u, i0 + i, mc);
 #ifdef AMPI_PASS_PAIRS
-        if (s->form != AMPI_FP32) AMPI_K(pair_a)(q, &u, mc);
+        if (s->form != AMPI_FP32 && !s->a.paired) AMPI_K(pair_a)(q, &u, mc);
 #endif
 
         if (q->b_form == AMPI_B_IN_ROWS) AMPI_K(few_rows)(q, mc, &u);
@@ -5359,9 +5510,9 @@ static const ampi_kernels AMPI_K(kernels) = {
     AMPI_MR, AMPI_NR, AMPI_NC, AMPI_K(product), AMPI_K(depthwise),
     AMPI_K(rows), AMPI_K(column_sums),
 #ifdef AMPI_PASS_PAIRS
-    AMPI_K(least_exponent),
+    AMPI_K(least_exponent), AMPI_K(pair_weights),
 #else
-    NULL,
+    NULL, NULL,
 #endif
     AMPI_K(update), AMPI_K(convert), AMPI_K(add_squares), AMPI_K(lanes_in), AMPI_K(lanes_out) };
 #undef AMPI_REGISTERS
@@ -6033,7 +6184,7 @@ AMPI_FN void ampi_plan_blocks(ampi_plan* p, const ampi_kernels* g, const ampi_pr
         ampi_max_size((size_t)AMPI_SUM_ROWS >> 2 * cut, mc));
 
     /* Scratch memory for B: a packed block (kc + 1: panels share no cache sets), unless B is read
-       in place; 16 rows along k or, of an im2col matrix, along columns; a padded copy or windows,
+       in place, as no pairs are; 16 rows along k or, of an im2col matrix, along columns; a padded copy or windows,
        if at most twice that block. */
     p->packed = (p->kc + 1) * p->nc;
     p->rows = AMPI_LANES * (ampi_max_size(p->kc, b->is_image ? p->nc : 0) + 2 * AMPI_PAD);
@@ -6043,7 +6194,7 @@ AMPI_FN void ampi_plan_blocks(ampi_plan* p, const ampi_kernels* g, const ampi_pr
         p->padded = p->windows.floats <= 2 * p->packed ? p->windows.floats : 0;
     } else if (b->is_image && !b->along_k)
         p->padded = ampi_padded_floats(&b->image, p->kc, p->nc, 2 * p->packed);
-    if (b->image.in_place && p->padded > 0) p->packed = 0;
+    if (b->image.in_place && p->padded > 0 && s->form == AMPI_FP32) p->packed = 0;
 
     /* All of it: a panel of A; B; sums, with 16 rows behind for the matrix unit; a vector. */
     p->floats = (p->mc + 2 * AMPI_PAD) * (p->kc + 2 * AMPI_PAD) + p->packed + p->rows + p->padded
@@ -6076,6 +6227,9 @@ AMPI_FN unsigned ampi_operand_exponent(const ampi_kernels* g, const ampi_operand
     const uint16_t* x = (const uint16_t*)v->data;
     unsigned least = 256;
     if (v->is_image) return g->least_exponent(x, v->image.elements);
+    if (v->area > 0)  /* from the first to the last weight in use, and those between */
+        return g->least_exponent(x, (length / v->area - 1) * v->output + (rows - 1) * v->ld
+            + (v->area / v->kernel_w - 1) * v->next_h + (v->kernel_w - 1) * v->next_w + 1);
     for (size_t r = 0; r < rows; r++) {
         const unsigned one = g->least_exponent(x + r * v->ld, length);
         if (one < least) least = one;
@@ -6089,14 +6243,12 @@ AMPI_FN unsigned ampi_operand_exponent(const ampi_kernels* g, const ampi_operand
    subnormal. */
 AMPI_FN int ampi_gemm_form(const ampi_kernels* g, const ampi_product* s, const amp_exec* exec) {
     const ampi_operand *a = &s->a, *b = &s->b;
-    const int matrices = !a->is_image && !b->is_image && !a->area;
-    const int packed_image = b->is_image && !b->image.in_place && !b->along_k && !a->area
-        && s->m > AMPI_PAIRED_ROWS;
-    if (!(matrices || packed_image) || a->dtype != AMP_BF16 || b->dtype != AMP_BF16
-        || s->m < 16 || s->n < 16 || s->k < 32)
+    const int image = a->is_image || b->is_image;
+    if (a->paired) return s->form;
+    if (a->dtype != AMP_BF16 || b->dtype != AMP_BF16 || s->m < 16 || s->n < 16 || s->k < 32)
         return AMPI_FP32;
-    if (matrices && exec && exec->sums == AMP_SUMS_FAST && ampi_amx(1)) return AMPI_AMX_PAIRS;
-    if (!AMPI_IN_PAIRS) return AMPI_FP32;
+    if (exec && exec->sums == AMP_SUMS_FAST && ampi_amx(1)) return AMPI_AMX_PAIRS;
+    if (!AMPI_IN_PAIRS || (image && s->m <= AMPI_PAIRED_ROWS)) return AMPI_FP32;
 
     const unsigned a_least = ampi_operand_exponent(g, a, a->along_k ? s->m : s->k,
         a->along_k ? s->k : s->m);
@@ -6782,7 +6934,7 @@ AMPI_FN size_t ampi_widened_floats(const ampi_convolution* v) {
     return ampi_round_up(v->groups * v->s.m * v->s.k, AMPI_LANES) + AMPI_LANES;
 }
 
-/* Makes these rows the new A. */
+/* Makes these rows the new A, as pairs where the product's form wants them. */
 AMPI_FN void ampi_widen_weights(ampi_convolution* v, float* room) {
     const ampi_operand all = v->s.a;
     const size_t rows = v->s.m * v->s.k;
@@ -6796,6 +6948,9 @@ AMPI_FN void ampi_widen_weights(ampi_convolution* v, float* room) {
     v->s.exact = all.dtype == AMP_F16 && v->s.b.dtype == AMP_F16;
     v->s.a = ampi_matrix(amp_f32(room), v->s.k, 1);
     v->a_group = rows;
+    if (v->s.form == AMPI_FP32) return;
+    v->s.a.paired = 1;
+    ampi_kernels_now()->pair_weights(room, v->groups * v->s.m, v->s.k);
 }
 
 /* Channels of one product for a weight gradient: about equal parts that fit a macro-tile, or
@@ -6897,6 +7052,8 @@ AMPI_FN size_t ampi_convolution_floats(const ampi_convolution* v) {
     if (v->s.b.along_k) ampi_set_windows(&in_place, 0, ampi_window_channels(&v->s.b.image));
     else ampi_set_planes(&in_place);
     floats = ampi_max_size(floats, ampi_gemm_floats(&in_place.s));
+    in_place.s.form = AMPI_PAIRS_OF_BF16;
+    floats = ampi_max_size(floats, ampi_gemm_floats(&in_place.s));
     return ampi_widened_floats(v) + floats;
 }
 
@@ -6910,19 +7067,19 @@ AMPI_FN void ampi_convolution_run(const ampi_convolution* v, const amp_exec* exe
     AMPI_GROW_WORKSPACE(ampi_floats_workspace(ampi_convolution_floats(v)))
     if (ampi_depthwise_run(v, exec)) return;
 
-    /* Weights of dx become rows at the beginning of the workspace, if it has room: products would
-       gather them again and again. The rest is theirs. */
+    /* Weights of dx, and those that become pairs, are laid out at the beginning of the workspace, if
+       it has room: products would do so again and again. The rest is theirs. */
     AMPI_CLEAR(rest);
     if (exec) rest = *exec;
-    if (v->s.a.area > 0 && ampi_room(exec) >= weights + AMPI_STACK_FLOATS) {
+    wide.s.form = ampi_gemm_form(ampi_kernels_now(), &v->s, exec);
+    if (weights > 0 && (v->s.a.area > 0 || wide.s.form != AMPI_FP32) && ampi_room(exec) >= weights + AMPI_STACK_FLOATS) {
         float* memory = ampi_align64(exec->workspace);
         ampi_widen_weights(&wide, memory);
         rest.workspace = memory + weights;
         rest.workspace_size = (ampi_room(exec) - weights) * sizeof(float) + 64; /* see ampi_room */
     }
 
-    if (!is_dw && ampi_gemm_form(ampi_kernels_now(), &v->s, exec) == AMPI_FP32)
-        ampi_set_planes(&wide);
+    if (!is_dw && wide.s.form == AMPI_FP32) ampi_set_planes(&wide);
     for (size_t first = 0; first < all; first += channels)
         for (size_t group = 0; group < v->groups; group++) {
             ampi_convolution part = wide;

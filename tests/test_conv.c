@@ -2,6 +2,7 @@
    The exact reference sums the products of each output element in the documented order with fmaf:
    y: (c, kernel row, kernel column) ascending; dw: (image, output row, output column); dx: (o, kernel row, kernel column)
    of the kernel positions that the stride lets meet the pixel. Margins are zeros. */
+#include "amx.h"
 #include "helpers.h"
 #include <fenv.h>
 #include <limits.h>
@@ -80,13 +81,25 @@ static const float* x_row(const conv* v, int n, int c, int i) {
 
 /* Sums of many elements grow side by side, each in the documented order: one factor of all, then the next one. */
 static float sums[65536];
+/* Those of the matrix unit beside them, while `matrix_unit`; it takes k >= 32. */
+static amx_sum unit[65536];
+static int matrix_unit, fast_sums;    /* fast_sums: calls are with AMP_SUMS_FAST */
 static void sums_begin(size_t count) {
     if (count > sizeof sums / sizeof *sums) abort();
     memset(sums, 0, count * sizeof *sums);
+    if (matrix_unit) memset(unit, 0, count * sizeof *unit);
 }
 static void sums_end(float* to, size_t count) {
     size_t i;
-    for (i = 0; i < count; i++) to[i] = isnan(sums[i]) ? NAN : sums[i];
+    for (i = 0; i < count; i++) {
+        const float sum = matrix_unit && unit[i].count >= 32 ? amx_total(&unit[i]) : sums[i];
+        to[i] = isnan(sum) ? NAN : sum;
+    }
+}
+/* Adds a product to a sum, and to that of the matrix unit. */
+TEST_REFERENCE static void add_product(float* sum, float a, float b) {
+    *sum = fmaf(a, b, *sum);
+    if (matrix_unit) amx_add(&unit[sum - sums], a, b);
 }
 
 /* One plane of y: adds a weight times the pixel that meets it, or times the zero of a margin. */
@@ -97,7 +110,7 @@ TEST_REFERENCE static void add_to_y(const conv* v, int n, int c, int a, int b, f
         const int step = v->s.stride_w, width = v->s.width;
         float* to = sums + i * v->ow;
         int x = b * v->s.dilation_w - v->s.pad_w;
-        for (j = 0; j < v->ow; j++, x += step) to[j] = fmaf(weight, x >= 0 && x < width ? row[x] : 0.0f, to[j]);
+        for (j = 0; j < v->ow; j++, x += step) add_product(&to[j], weight, x >= 0 && x < width ? row[x] : 0.0f);
     }
 }
 static void reference_y(conv* v) {
@@ -126,7 +139,7 @@ TEST_REFERENCE static void add_to_dw(const conv* v, int n, int o, int i, int j) 
     for (c = 0; c < v->cg; c++) for (a = 0; a < v->s.kernel_h; a++) {
         const float* row = x_row(v, n, o / v->og * v->cg + c, i * v->s.stride_h - v->s.pad_h + a * v->s.dilation_h);
         int x = j * v->s.stride_w - v->s.pad_w;
-        for (b = 0; b < v->s.kernel_w; b++, x += step, to++) *to = fmaf(dy, x >= 0 && x < width ? row[x] : 0.0f, *to);
+        for (b = 0; b < v->s.kernel_w; b++, x += step, to++) add_product(to, dy, x >= 0 && x < width ? row[x] : 0.0f);
     }
 }
 static void reference_dw(conv* v) {
@@ -156,7 +169,7 @@ TEST_REFERENCE static void add_to_dx(const conv* v, int n, int o, int a, float w
         float* to = sums + i * width;
         for (j = 0; j < width && met_row != -2; j++) {
             if (columns[j] == -2) continue;
-            to[j] = fmaf(weight, met_row >= 0 && columns[j] >= 0 ? row[columns[j]] : 0.0f, to[j]);
+            add_product(&to[j], weight, met_row >= 0 && columns[j] >= 0 ? row[columns[j]] : 0.0f);
         }
     }
 }
@@ -199,11 +212,10 @@ static void tensor_spoil(tensor* t, float special, uint32_t one_in) {
 
 /* 1: the expected sums are not wanted. */
 static int without_reference;
-/* 1: with AMP_SUMS_FAST. */
-static int fast_sums;
 
-/* Some activations and gradients are infinite; a few weights are; products of two are subnormal. */
-static enum { USUAL, INFINITE_ACTIVATIONS, INFINITE_WEIGHTS, SMALL_PRODUCTS } numbers;
+/* Some activations and gradients are infinite; a few weights are; products of two are subnormal; all weights are zeros but
+   the last, whose products are. */
+static enum { USUAL, INFINITE_ACTIVATIONS, INFINITE_WEIGHTS, SMALL_PRODUCTS, SMALL_LAST_WEIGHT } numbers;
 static void tensor_set(tensor* t, float special, uint32_t one_in) {
     size_t i;
     for (i = 0; i < t->count; i++) if (test_random() % one_in == 0) t->value[i] = special;
@@ -241,10 +253,24 @@ static conv conv_new(amp_conv2d_shape s, amp_dtype act, amp_dtype weight, amp_dt
     if (numbers == SMALL_PRODUCTS) {
         tensor_scale(&v.x, -67); tensor_scale(&v.dy, -67); tensor_scale(&v.w, -67); tensor_scale(&v.b, -134);
     }
+    if (numbers == SMALL_LAST_WEIGHT) {
+        tensor_scale(&v.x, -30); tensor_scale(&v.dy, -30);
+        tensor_set(&v.w, 0.0f, 1); tensor_set(&v.b, 0.0f, 1);
+        v.w.value[w - 1] = 1.0f;
+        tensor_scale(&v.w, -100);
+    }
     v.ry = (float*)malloc(y * sizeof(float));         v.rdx = (float*)malloc(x * sizeof(float));
     v.rdw = (float*)malloc(w * sizeof(float));        v.rdw_added = (float*)malloc(w * sizeof(float));
     v.rdb = (float*)malloc(o * sizeof(float));        v.rdb_added = (float*)malloc(o * sizeof(float));
-    if (!without_reference) { reference_y(&v); reference_dw(&v); reference_dx(&v); reference_db(&v); }
+    if (!without_reference) {
+        const int unit_fits = fast_sums && amp_cpu_has_fast_sums() && act == AMP_BF16 && weight == AMP_BF16 && v.cg > 1;
+        matrix_unit = unit_fits && v.og >= 16;
+        reference_y(&v); reference_dw(&v);
+        matrix_unit = unit_fits && v.cg >= 16;
+        reference_dx(&v);
+        matrix_unit = 0;
+        reference_db(&v);
+    }
     return v;
 }
 static void conv_free(conv* v) {
@@ -564,6 +590,14 @@ static void test_short_rows(void) {
     }
 }
 
+/* Sums that one weight makes subnormal are not taken as zeros, wherever it lies. */
+static void test_small_last_weight(void) {
+    static const int Z[14] = { 1, 40, 6, 6, 40, 3, 3, 1, 1, 1, 1, 1, 1, 1 };
+    numbers = SMALL_LAST_WEIGHT;
+    conv_check_all(Z, AMP_BF16, AMP_BF16, AMP_F32, NULL);
+    numbers = USUAL;
+}
+
 /* Zeroed strides, dilations and groups mean 1. */
 static void test_defaults(void) {
     amp_conv2d_shape s = shape_of(2, 3, 6, 5, 4, 3, 2, 0, 0, 0, 0, 0, 0, 0), full = s;
@@ -789,6 +823,7 @@ int main(int argc, char** argv) {
     TEST(test_random_convolutions);
     TEST(test_pad_end);
     TEST(test_fast_sums);
+    TEST(test_small_last_weight);
     TEST(test_zeros_and_nans);
     TEST(test_infinities);
     TEST(test_words);
