@@ -211,10 +211,11 @@ typedef struct amp_allocator {
     void* user_data;
 } amp_allocator;
 
-/* The order of sums in a product of two BF16 matrices. FIXED: k ascending, on every processor.
-   FAST: the matrix unit's (Intel's AMX on Linux), several times as fast, where m, n >= 16 and k >=
-   32. Subnormals and sums below 2^-126 are zero then; the bits depend on the processor, not on
-   threads. */
+/* The order of sums in a product of two BF16 operands, m x k and k x n, also of a convolution: m
+   counts outputs of a group or, for the input gradient, channels. FIXED: k ascending, on every
+   processor. FAST: the matrix unit's (Intel's AMX on Linux), several times as fast, where m, n >=
+   16 and k >= 32. Subnormals and sums below 2^-126 are zero then; the bits depend on the processor,
+   not on threads. */
 typedef AMPI_ENUM(amp_sums) { AMP_SUMS_FIXED = 0, AMP_SUMS_FAST = 1 } amp_sums;
 
 typedef struct amp_backend amp_backend;  /* a processor; >>backend tells what it is made of */
@@ -3495,7 +3496,7 @@ typedef struct ampi_kernels {
     void (*column_sums)(float* sums, const void* x, amp_dtype t, size_t ld, size_t rows,
         size_t width);
     unsigned (*least_exponent)(const uint16_t* x, size_t n);  /* NULL: no products of pairs */
-    void (*pair_weights)(float* x, size_t m, size_t k);       /* likewise */
+    void (*pair_along_k)(float* x, size_t ld, size_t m, size_t k);
     void (*update)(int kind, const ampi_update_job* job, size_t n);
     void (*convert)(void* dst, amp_dtype to, const void* src, amp_dtype from, size_t n,
         const float* factor, int clean);
@@ -3937,7 +3938,8 @@ AMPI_LANES_FN float AMPI_K(set1_reg)(float x) { return x; }
        A      a00 a01 a02       a10 a11 a12        rows along k, if FP32 as in memory; else widened,
                                                    [MC][KC + PAD]
        A^T    a00 a10   a01 a11   a02 a12          micro-panels [MC / MR][KC][MR], PAD behind each
-       pairs  b00|b10   b01|b11   ...              two bfloat16 a word, the even row high
+       pairs  b00|b10   b01|b11   ...              two bfloat16 a word, the even row high, packed in
+                                                   one pass from rows of 16 bits
 
    A convolution is this product with B the im2col matrix, of which only the blocks in use are
    formed. As an example serves one row of five pixels, a to e, kernel positions j = 0, 1, 2,
@@ -3946,11 +3948,12 @@ AMPI_LANES_FN float AMPI_K(set1_reg)(float x) { return x; }
        im2col    j = 0   0 a b c d        padded plane    0 a b c d e  0 a' b' c' d' e'  0
                  j = 1   a b c d e        at[j] = j       a' to e' are the row below.
                  j = 2   b c d e 0                        One margin serves two rows.
-   So 16 grid pixels see 16 neighbouring floats at each kernel position, and the micro-kernel reads
-   B in place. The grid then has six columns a row, as the plane has: the sixth is margin, and its
-   sum is not stored. In two dimensions at[kernel row, kernel column] = kernel row * 6 + kernel
-   column. With stride 2 the plane is two, one for each phase, 0 b d and a c e: grid pixel i meets
-   place i + j / 2 of plane j % 2.
+   So 16 grid pixels see 16 neighbouring floats at each kernel position, and the micro-kernel
+   reads B in place. The grid then has six columns a row, as the plane has: the sixth is margin,
+   and its sum is not stored. Pairs are packed from such a copy in 16 bits, without margins:
+   loads of two rows serve as many sums as A has rows. In two dimensions at[kernel row, kernel
+   column] = kernel row * 6 + kernel column. With stride 2 the plane is two, one for each phase,
+   0 b d and a c e: grid pixel i meets place i + j / 2 of plane j % 2.
    For a weight gradient k runs over grid pixels, and B's columns are kernel positions and channels.
    The window of grid pixel i is columns i, i + 1, i + 2 of the padded image, each with all kernel
    rows and channels. Windows overlap in memory, at[i] = i * height (see ampi_windows):
@@ -4783,16 +4786,14 @@ AMPI_KERNEL_FN void AMPI_K(pair_rows)(float* x, size_t ld, size_t width, size_t 
                 ampi_v_load(x + (p + 1) * ld + i).q[0]));
 }
 
-/* m rows of k >= 32 floats become rows of ampi_pairs(k) words in place, `k` words apart. */
-AMPI_KERNEL_FN void AMPI_K(pair_weights)(float* x, size_t m, size_t k) {
-    float last[2 * AMPI_LANES];
-    for (; m > 0; m--, x += k)
-        for (size_t p = 0; p < ampi_pairs(k); p += AMPI_LANES) {
+/* m rows of k floats, `ld` apart, become rows of pairs in place; zeros fill the last vector. */
+AMPI_KERNEL_FN void AMPI_K(pair_along_k)(float* x, size_t ld, size_t m, size_t k) {
+    float last[2 * AMPI_LANES] = { 0 };
+    for (; m > 0; m--, x += ld)
+        for (size_t p = 0; 2 * p < k; p += AMPI_LANES) {
             const float* from = x + 2 * p;
-            if (k - 2 * p < 2 * AMPI_LANES) {
-                memset(last, 0, sizeof last);
+            if (k - 2 * p < 2 * AMPI_LANES)
                 from = (const float*)memcpy(last, from, (k - 2 * p) * sizeof *x);
-            }
             ampi_v_store(x + p, AMPI_K(load_pairs)(from));
         }
 }
@@ -4853,7 +4854,7 @@ AMPI_KERNEL_FN int AMPI_K(find_low_rows)(const AMPI_LOOPS* q, AMPI_LOW_ROWS* row
     if (b->along_k) {
         if (!g->in_place || room == 0) return 0;
         AMPI_K(read_windows)(q->room.padded, &q->plan->windows, b, q->k0, q->k);
-        rows->at = (const uint32_t*)(const void*)q->room.padded;
+        rows->at = (const uint32_t*)q->room.padded;
         rows->data = q->room.padded + q->plan->windows.first;
         rows->type = AMP_F32;
         return 1;
@@ -4866,9 +4867,9 @@ AMPI_KERNEL_FN int AMPI_K(find_low_rows)(const AMPI_LOOPS* q, AMPI_LOW_ROWS* row
     if (ampi_side_is_plain(&g->h) && ampi_side_is_plain(&g->w)) return 1;
 
     if (ampi_padded_floats(g, q->k, q->n, room) == 0) return 0;
-    AMPI_K(pad_rows)(q->room.padded, 1, (uint32_t*)(void*)q->room.rows, b, q->k0, q->k, q->column,
+    AMPI_K(pad_rows)(q->room.padded, 1, (uint32_t*)q->room.rows, b, q->k0, q->k, q->column,
         q->n);
-    rows->at = (const uint32_t*)(const void*)q->room.rows;
+    rows->at = (const uint32_t*)q->room.rows;
     rows->data = q->room.padded;
     columns->next_row = g->w.padded;
     columns->next_block = g->h.padded * g->w.padded;
@@ -4908,11 +4909,7 @@ AMPI_KERNEL_FN void AMPI_K(pair_a)(const AMPI_LOOPS* q, AMPI_MICRO_ARGS* u, size
     float *x = q->a_block, *transposed = x + pairs * ld;
     u->k = pairs;
     if (u->k_step == 1) {
-        for (size_t i = 0; i < m; i++, x += u->row_step) {
-            memset(x + k, 0, (2 * pairs - k) * sizeof *x);
-            for (size_t p = 0; p < pairs; p += AMPI_LANES)
-                ampi_v_store(x + p, AMPI_K(load_pairs)(x + 2 * p));
-        }
+        AMPI_K(pair_along_k)(x, u->row_step, m, k);
         return;
     }
 
@@ -5510,7 +5507,7 @@ static const ampi_kernels AMPI_K(kernels) = {
     AMPI_MR, AMPI_NR, AMPI_NC, AMPI_K(product), AMPI_K(depthwise),
     AMPI_K(rows), AMPI_K(column_sums),
 #ifdef AMPI_PASS_PAIRS
-    AMPI_K(least_exponent), AMPI_K(pair_weights),
+    AMPI_K(least_exponent), AMPI_K(pair_along_k),
 #else
     NULL, NULL,
 #endif
@@ -6184,8 +6181,8 @@ AMPI_FN void ampi_plan_blocks(ampi_plan* p, const ampi_kernels* g, const ampi_pr
         ampi_max_size((size_t)AMPI_SUM_ROWS >> 2 * cut, mc));
 
     /* Scratch memory for B: a packed block (kc + 1: panels share no cache sets), unless B is read
-       in place, as no pairs are; 16 rows along k or, of an im2col matrix, along columns; a padded copy or windows,
-       if at most twice that block. */
+       in place, as no pairs are; 16 rows along k or, of an im2col matrix, along columns; a padded
+       copy or windows, if at most twice that block. */
     p->packed = (p->kc + 1) * p->nc;
     p->rows = AMPI_LANES * (ampi_max_size(p->kc, b->is_image ? p->nc : 0) + 2 * AMPI_PAD);
     p->padded = 0;
@@ -6237,10 +6234,9 @@ AMPI_FN unsigned ampi_operand_exponent(const ampi_kernels* g, const ampi_operand
     return least;
 }
 
-/* How a product is packed. Pairs pay for bfloat16 of some size, in matrices or with an image B
-   packed along n. vdpbf16ps takes subnormals as zero. With least exponent fields a, b >= 1 of the
-   factors, all sums of products are multiples of 2^(a + b - 268); of at least 2^-126 none is
-   subnormal. */
+/* How a product is packed. Pairs pay for bfloat16 of some size. vdpbf16ps takes subnormals as zero.
+   With least exponent fields a, b >= 1 of the factors, all sums of products are multiples of
+   2^(a + b - 268); of at least 2^-126 none is subnormal. */
 AMPI_FN int ampi_gemm_form(const ampi_kernels* g, const ampi_product* s, const amp_exec* exec) {
     const ampi_operand *a = &s->a, *b = &s->b;
     const int image = a->is_image || b->is_image;
@@ -6950,7 +6946,7 @@ AMPI_FN void ampi_widen_weights(ampi_convolution* v, float* room) {
     v->a_group = rows;
     if (v->s.form == AMPI_FP32) return;
     v->s.a.paired = 1;
-    ampi_kernels_now()->pair_weights(room, v->groups * v->s.m, v->s.k);
+    ampi_kernels_now()->pair_along_k(room, v->s.k, v->groups * v->s.m, v->s.k);
 }
 
 /* Channels of one product for a weight gradient: about equal parts that fit a macro-tile, or
@@ -7067,12 +7063,13 @@ AMPI_FN void ampi_convolution_run(const ampi_convolution* v, const amp_exec* exe
     AMPI_GROW_WORKSPACE(ampi_floats_workspace(ampi_convolution_floats(v)))
     if (ampi_depthwise_run(v, exec)) return;
 
-    /* Weights of dx, and those that become pairs, are laid out at the beginning of the workspace, if
-       it has room: products would do so again and again. The rest is theirs. */
+    /* Weights of dx, and those that become pairs, are laid out at the beginning of the workspace,
+       if it has room: products would do so again and again. The rest is theirs. */
     AMPI_CLEAR(rest);
     if (exec) rest = *exec;
     wide.s.form = ampi_gemm_form(ampi_kernels_now(), &v->s, exec);
-    if (weights > 0 && (v->s.a.area > 0 || wide.s.form != AMPI_FP32) && ampi_room(exec) >= weights + AMPI_STACK_FLOATS) {
+    if (weights > 0 && (v->s.a.area > 0 || wide.s.form != AMPI_FP32)
+        && ampi_room(exec) >= weights + AMPI_STACK_FLOATS) {
         float* memory = ampi_align64(exec->workspace);
         ampi_widen_weights(&wide, memory);
         rest.workspace = memory + weights;
