@@ -1813,13 +1813,14 @@ struct amp_backend {
     AMPI_ENTRY(mse_backward, amp_ref, amp_ref, const float*, float, amp_ref, size_t)
     AMPI_ENTRY(bce_with_logits_forward, amp_ref, amp_ref, float*, size_t)
     AMPI_ENTRY(bce_with_logits_backward, amp_ref, amp_ref, const float*, float, amp_ref, size_t)
-    /* Training, on gradients and weights in the processor's memory. open: t->scaler is initialised.
-       begin: sets t->loss_scale and t->position of a pass; window 0 = no step follows. pass: the
-       first work of each pass. losses: one not finite makes the window unsound. check: flags[0] (in
-       the backend's memory) = 1 if a gradient is not finite, flags[1] = 1 if the window is unsound,
-       else 0. agree: takes over flags that are not 0. step: skips or updates, moves the loss scale,
-       and after a skip copies `bytes` bytes from saved to now. read: waits, and brings t up to
-       date. abandon: after an error. */
+    /* Training, on gradients and weights in the processor's memory. open: t->scaler is
+       initialised. begin: takes over what the caller has changed in t, and sets t->loss_scale and
+       t->position of a pass; window 0 = no step follows. pass: the first work of each pass.
+       losses: one not finite makes the window unsound. check: flags[0] (in the backend's memory) =
+       1 if a gradient is not finite, flags[1] = 1 if the window is unsound, else 0. agree: takes
+       over flags that are not 0. step: skips or updates, moves the loss scale, and after a skip
+       copies `bytes` bytes from saved to now. read: waits, and brings t up to date. abandon: after
+       an error. */
     AMPI_ENTRY(training_open, amp_training* t, const amp_optimizer_desc* desc, amp_param* params,
         int count)
     void (*training_close)(amp_training* t, const amp_exec* exec);
@@ -2333,7 +2334,7 @@ AMPI_FN size_t ampi_round_up(size_t a, size_t b) { return (a + b - 1) / b * b; }
 /* at least 1 */
 AMPI_FN size_t ampi_div_up(size_t a, size_t b) { return a <= b ? 1 : (a + b - 1) / b; }
 
-/* *out = a * b, or a + b; returns 0 where that does not fit a size_t. */
+/* *out = a * b; returns 0 where that does not fit a size_t. */
 AMPI_FN int ampi_mul_size(size_t a, size_t b, size_t* out) {
     *out = a * b;
     return b == 0 || a <= SIZE_MAX / b;
@@ -3937,7 +3938,7 @@ AMPI_LANES_FN float AMPI_K(set1_reg)(float x) { return x; }
               b20 b21 b22 b23   b24 b25 b26 b27    cache sets
        A      a00 a01 a02       a10 a11 a12        rows along k, if FP32 as in memory; else widened,
                                                    [MC][KC + PAD]
-       A^T    a00 a10   a01 a11   a02 a12          micro-panels [MC / MR][KC][MR], PAD behind each
+       A^T    a00 a10   a01 a11   a02 a12          micro-panels [MC / MR][KC + PAD][MR]
        pairs  b00|b10   b01|b11   ...              two bfloat16 a word, the even row high, packed in
                                                    one pass from rows of 16 bits
 
@@ -4065,10 +4066,10 @@ AMPI_LANES_FN void ampi_v_store_typed(void* p, amp_dtype t, AMPI_V16 x) {
     else memcpy(p, x.q, sizeof x.q);
 }
 #endif
-/* Sixteen neighbours of type t, widened to FP32. */
+/* Sixteen neighbouring floats. */
 AMPI_LANES_FN AMPI_V16 ampi_v_load(const float* p) { return ampi_v_load_typed(p, AMP_F32); }
 
-/* Stores sixteen lanes as type t, rounded to nearest even. */
+/* Stores sixteen floats. */
 AMPI_LANES_FN void ampi_v_store(float* p, AMPI_V16 x) { ampi_v_store_typed(p, AMP_F32, x); }
 
 /* Makes NaNs quiet and keeps only the bits of their sign and payload that `kept` has; 0 leaves
@@ -4081,8 +4082,8 @@ AMPI_LANES_FN AMPI_V16 ampi_v_quiet(AMPI_V16 x, uint32_t kept) {
     return ampi_v_load(v);
 }
 
-/* The first `count` <= 16 lanes; the others are 0, and not stored. */
 #if AMPI_PASS_WIDTH == 16
+/* A mask of the first `count` <= 16 lanes. */
 AMPI_LANES_FN __mmask16 AMPI_K(first)(size_t count) { return (__mmask16)((1u << count) - 1u); }
 
 /* The first `count` of sixteen neighbours; the other lanes are 0, and not read. */
@@ -4255,7 +4256,7 @@ AMPI_LANES_FN void AMPI_K(micro_rows)(size_t rows, int vectors, int pairs,
         AMPI_MICRO_ARGS u = *args;
         count = AMPI_K(tile_rows)(rows - i);
         u.sums += i * u.ld;
-        if (u.k_step == 0) {  /* micro-panels: PAD floats a row more, and a k is a tile's rows */
+        if (u.k_step == 0) {  /* micro-panels, with room for k + PAD; one k on is `count` floats */
             u.a += i * (u.k + AMPI_PAD);
             u.k_step = count;
         } else
@@ -5579,7 +5580,7 @@ AMPI_FN void ampi_convert_directly(void* dst, amp_dtype to, const void* src, amp
     }
 }
 
-/* dst[i] = src[offset + i] as float, and dst[offset + i] = src[i] rounded to t; no overlap. */
+/* dst[i] = src[offset + i] as float, i < n; no overlap. */
 AMPI_FN void ampi_load_f32(float* dst, const void* src, amp_dtype t, size_t offset, size_t n) {
     ampi_convert_directly(dst, AMP_F32, ampi_at(src, t, offset), ampi_dtype_or_f32(t), n);
 }
@@ -5699,7 +5700,7 @@ AMPI_FN size_t ampi_convert_blocks(const ampi_convert_job* job) {
 }
 
 /* Refuses types, shapes and overlaps that a conversion does not take. n, the elements from the
-   first to the last, wraps only for inputs that are refused before it is used. */
+   first to the last, wraps only for inputs that are refused, or empty, before it is used. */
 AMPI_FN amp_result ampi_convert_check(const ampi_convert_job* job, size_t dst_ld, size_t src_ld,
         size_t rows, size_t cols) {
     const amp_logger* logger = job->desc.logger;
@@ -8221,8 +8222,7 @@ AMPI_HD AMPI_INLINE float ampi_act_gelu_tanh(int hw, float x) {
     return x * ampi_act_sigmoid(hw, x * ampi_fma(hw, AMPI_GELU_C1, x * x, AMPI_GELU_C0));
 }
 
-/* Derivatives: 0 or 1 in float beyond |x| = 16, where clamping keeps x^2 * 0 from becoming a
-   NaN. */
+/* dy times the derivative of x * cdf(x), cdf + x * density of the normal distribution. */
 AMPI_HD AMPI_INLINE float ampi_slope_gelu(int hw, float dy, float x) {
     float density, cdf = ampi_normal_cdf(hw, x, &density);
     /* infinity * 0 would be a NaN */
@@ -8230,8 +8230,9 @@ AMPI_HD AMPI_INLINE float ampi_slope_gelu(int hw, float dy, float x) {
     return dy * ampi_fma(hw, x * 0.398942280f, density, cdf);
 }
 
-/* The derivative of the tanh form of GELU: s + x * s * (1 - s) * slope of the argument, s the
-   logistic function of 2z. */
+/* The derivative of the tanh form of GELU: s + x * s * (1 - s) * slope of the argument z, s the
+   logistic function of z. Beyond |x| = 16 it is 0 or 1 in float; x is clamped there, so that no
+   infinity * 0 becomes a NaN. */
 AMPI_HD AMPI_INLINE float ampi_slope_gelu_tanh(int hw, float dy, float x) {
     float c = ampi_clamp(x, 16.0f), square = c * c;
     float z = c * ampi_fma(hw, AMPI_GELU_C1, square, AMPI_GELU_C0), slope;
@@ -8594,7 +8595,6 @@ AMPI_INLINE void ampi_row_lanes_of(ampi_row_lanes* q, const float* v, int by_col
 }
 
 /* In AMPI_LOOP: the number beside element i. */
-/* In AMPI_LOOP: the number beside element i. */
 #define AMPI_LANE_OF(q) (q).first[ampi_i * (q).step + ampi_l]
 
 /* NORM_DX if dy, else NORM. A missing beta is -0, as adding +0 would change -0. */
@@ -8659,12 +8659,11 @@ typedef struct ampi_row_sums {
     double sum[AMPI_ROWS], dot[AMPI_ROWS], sum_lanes[AMPI_LANES], dot_lanes[AMPI_LANES];
 } ampi_row_sums;
 
-/* An element's terms, see ampi_terms: `sum`, and g * d for dot. y: y * gamma in sums of rows;
-   center: a mean in double. */
+/* An element's terms, see ampi_terms: `sum`, and g * d for dot. */
 typedef struct ampi_term { float sum, g, d; } ampi_term;
 
 /* What one element adds to the sums of a kind of terms: sum takes t.sum, dot takes the product
-   of t.g and t.d. */
+   of t.g and t.d. y: y * gamma in sums of rows; center: a mean in double. */
 AMPI_INLINE ampi_term ampi_term_of(ampi_terms terms, float y, float x, float mean, float scale,
         double center) {
     ampi_term t;
@@ -8699,7 +8698,7 @@ AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_row_sums* s, co
     for (size_t r = 0; r < rows; r++, y += n, x += n) {
         const float mean = terms >= AMPI_DOT && q->mean ? q->mean[r] : 0.0f;
         const float scale = terms >= AMPI_DOT && q->scale ? q->scale[r] : 1.0f;
-        const double center = s->sum[r];  /* of DISTANCES: the mean */
+        const double center = terms == AMPI_DISTANCES ? s->sum[r] : 0.0;  /* the mean */
         double sum[AMPI_LANES], dot[AMPI_LANES];
         for (size_t l = 0; l < AMPI_LANES; l++) {
             sum[l] = more ? s->sum_lanes[l] : 0.0;
@@ -8709,7 +8708,7 @@ AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_row_sums* s, co
 
         for (size_t i = 0; i < n; i += AMPI_LANES) {
             const float* g = terms == AMPI_DOT ? gamma.first + i * gamma.step : NULL;
-            if (terms != AMPI_DISTANCES) AMPI_FETCH(x + i, ahead);  /* a second pass over x */
+            if (terms != AMPI_DISTANCES) AMPI_FETCH(x + i, ahead);  /* whose x are in the cache */
             if (terms == AMPI_PRODUCTS || terms == AMPI_DOT) AMPI_FETCH(y + i, ahead);
 
             /* whole groups need no mask */
