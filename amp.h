@@ -6923,12 +6923,12 @@ AMPI_FN void ampi_conv2d_dw(ampi_convolution* v, const ampi_conv2d_sizes* c,
     v->c_group = c->og * weights;
 }
 
-/* Floats of all groups' weights as FP32 rows, with a vector behind; 0 if A is an image, or such
-   rows already. */
+/* Floats of all groups' weights as FP32 rows, with 16 rows behind that the matrix unit may read; 0
+   if A is an image, or such rows already. */
 AMPI_FN size_t ampi_widened_floats(const ampi_convolution* v) {
     const ampi_operand* a = &v->s.a;
     if (a->is_image || (a->dtype == AMP_F32 && a->area == 0)) return 0;
-    return ampi_round_up(v->groups * v->s.m * v->s.k, AMPI_LANES) + AMPI_LANES;
+    return ampi_round_up((v->groups * v->s.m + AMPI_LANES) * v->s.k, AMPI_LANES);
 }
 
 /* Makes these rows the new A, as pairs where the product's form wants them. */
@@ -7068,7 +7068,7 @@ AMPI_FN void ampi_convolution_run(const ampi_convolution* v, const amp_exec* exe
        if it has room: products would do so again and again. The rest is theirs. */
     AMPI_CLEAR(rest);
     if (exec) rest = *exec;
-    wide.s.form = ampi_gemm_form(ampi_kernels_now(), &v->s, exec);
+    if (!is_dw) wide.s.form = ampi_gemm_form(ampi_kernels_now(), &v->s, exec);
     if (weights > 0 && (v->s.a.area > 0 || wide.s.form != AMPI_FP32)
         && ampi_room(exec) >= weights + AMPI_STACK_FLOATS) {
         float* memory = ampi_align64(exec->workspace);

@@ -2,6 +2,7 @@
    The exact reference sums the products of each output element in the documented order with fmaf:
    y: (c, kernel row, kernel column) ascending; dw: (image, output row, output column); dx: (o, kernel row, kernel column)
    of the kernel positions that the stride lets meet the pixel. Margins are zeros. */
+#include "pages.h"
 #include "amx.h"
 #include "helpers.h"
 #include <fenv.h>
@@ -598,6 +599,49 @@ static void test_small_last_weight(void) {
     numbers = USUAL;
 }
 
+#if defined(__linux__)
+/* Of n, channels, side, outputs, kernel, groups: nothing is read behind x, w, dy and the workspace, however small it is. */
+static void check_reads(const int* z, amp_dtype t, amp_isa isa, amp_sums order) {
+    const amp_conv2d_shape s = shape_of(z[0], z[1], z[2], z[2], z[3], z[4], z[4], 1, 1, z[4] / 2, z[4] / 2, 1, 1, z[5]);
+    const size_t pixels = (size_t)(z[0] * z[2] * z[2]), x_count = pixels * (size_t)z[1], y_count = pixels * (size_t)z[3];
+    const size_t count[4] = { x_count, (size_t)(z[1] / z[5] * z[3] * z[4] * z[4]), y_count, x_count };
+    void *memory[5], *base[5];
+    size_t length[5], full, part, i;
+    amp_exec exec;
+    if (amp_cpu_force_isa(isa) != AMP_OK) return;
+    full = amp_conv2d_workspace(&s);
+    memset(&exec, 0, sizeof exec);
+    exec.sums = order;
+    for (i = 0; i < 4; i++) memory[i] = at_page_end(count[i] * amp_dtype_size(t), &base[i], &length[i]);
+    for (part = 0; part <= 8; part++) {
+        exec.workspace_size = full * part / 8;
+        exec.workspace = memory[4] = at_page_end(exec.workspace_size, &base[4], &length[4]);
+        CHECK(amp_conv2d_forward(&s, amp_ref_of(memory[0], t), amp_ref_of(memory[1], t), AMP_NONE,
+            amp_ref_of(memory[2], t), &exec) == AMP_OK);
+        CHECK(amp_conv2d_backward(&s, amp_ref_of(memory[2], t), amp_ref_of(memory[0], t), amp_ref_of(memory[1], t),
+            amp_ref_of(memory[3], t), AMP_NONE, AMP_NONE, 0, &exec) == AMP_OK);
+        CHECK(amp_conv2d_backward(&s, amp_ref_of(memory[2], t), amp_ref_of(memory[0], t), AMP_NONE, AMP_NONE,
+            amp_ref_of(memory[1], t), AMP_NONE, 0, &exec) == AMP_OK);
+        munmap(base[4], length[4]);
+    }
+    for (i = 0; i < 4; i++) munmap(base[i], length[i]);
+    amp_cpu_force_isa(AMP_ISA_AUTO);
+}
+static void test_reads_nothing_else(void) {
+    static const int Z[6][6] = { { 1, 64, 8, 33, 3, 1 }, { 2, 33, 9, 17, 3, 1 }, { 1, 256, 4, 33, 3, 1 }, { 1, 33, 4, 260, 3, 1 },
+        { 2, 40, 7, 17, 1, 1 }, { 1, 80, 5, 66, 3, 2 } };
+    int i, t;
+    for (i = 0; i < 6; i++)
+        for (t = 0; t < 3; t++) {
+            check_reads(Z[i], TYPES[t], AMP_ISA_AUTO, AMP_SUMS_FIXED);
+            if (t == 2) check_reads(Z[i], AMP_BF16, AMP_ISA_AUTO, AMP_SUMS_FAST);
+            if (t == 2) check_reads(Z[i], AMP_BF16, AMP_ISA_AVX512_BF16, AMP_SUMS_FIXED);
+        }
+}
+#else
+static void test_reads_nothing_else(void) { TEST_SKIP("no guard pages here"); }
+#endif
+
 /* Zeroed strides, dilations and groups mean 1. */
 static void test_defaults(void) {
     amp_conv2d_shape s = shape_of(2, 3, 6, 5, 4, 3, 2, 0, 0, 0, 0, 0, 0, 0), full = s;
@@ -824,6 +868,7 @@ int main(int argc, char** argv) {
     TEST(test_pad_end);
     TEST(test_fast_sums);
     TEST(test_small_last_weight);
+    TEST(test_reads_nothing_else);
     TEST(test_zeros_and_nans);
     TEST(test_infinities);
     TEST(test_words);

@@ -1,15 +1,10 @@
 /* test_gemm.c - amp_gemm and the dense layer, bit for bit and against double precision.
    The exact reference is the documented order, written as a loop over fmaf (which libm rounds correctly). */
-#if defined(__linux__)
-#define _DEFAULT_SOURCE     /* MAP_ANONYMOUS */
-#endif
+#include "pages.h"
 #include "helpers.h"
 #include "amx.h"
 #include <float.h>
 #include <math.h>
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -560,12 +555,6 @@ static void test_fast_sums_elsewhere(void) {
 
 #if defined(__linux__)
 /* Matrices that end with a page, behind which nothing may be read. */
-static void* at_page_end(size_t bytes, void** base, size_t* length) {
-    *length = (bytes + 4095) / 4096 * 4096 + 4096;
-    *base = mmap(NULL, *length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (*base == MAP_FAILED || mprotect((char*)*base + *length - 4096, 4096, PROT_NONE) != 0) abort();
-    return (char*)*base + *length - 4096 - bytes;
-}
 static void test_reads_nothing_else(void) {
     static float c[80 * 300];
     static char memory[1 << 22];
