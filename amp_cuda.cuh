@@ -172,7 +172,8 @@ AMP_DEF amp_result amp_cuda_gemm_with(const amp_gemm_shape* s, float alpha, amp_
        amp_cuda_scaler_check_loss(s, loss, 1, &exec);              // if you like: see there
        amp_cuda_scaler_check(s, grads, &exec);
        adamw<<<...>>>(..., amp_cuda_scaler_device_state(s));       // if (state->found_inf) return;
-       amp_cuda_scaler_update(s, &exec);  // float g = grad[i] * state->inverse;
+                                                                   // g = grad[i] * state->inverse;
+       amp_cuda_scaler_update(s, &exec);
 
    None of these calls waits, and all may be captured in a CUDA graph, whole windows at a time: what
    moves lies on the device, and the launches are the same in each step. The order of calls is
@@ -849,8 +850,7 @@ AMPI_FN void* ampi_cuda_scratch(const amp_exec* exec, size_t bytes) {
 #if !defined(AMP_CUDA_EMU)
 
 /* Four 8x8 matrices of 16-bit elements from shared memory; lane 8i+r gives the address of row r of
-   matrix i (16 bytes, aligned). Lane l receives elements 2*(l%4), 2*(l%4)+1 of row l/4; `trans`: of
-   column l/4. */
+   matrix i (16 bytes, aligned). Lane l receives elements 2*(l%4), 2*(l%4)+1 of row l/4. */
 AMPI_D void ampi_ptx_ldmatrix_x4(uint32_t (&r)[4], const void* p) {
     uint32_t address = (uint32_t)__cvta_generic_to_shared(p);
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -1070,12 +1070,13 @@ AMPI_D int ampi_ptx_elect() {
     return mine;
 }
 
-/* All threads of the cluster; `threads` of this block, at barrier 1, 2, ... */
+/* All threads of the cluster meet. */
 AMPI_D void ampi_ptx_cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" :
         : : "memory");
 }
 
+/* `threads` of this block meet at barrier `group`: 1 and 2 are those of a warpgroup, 3 of both. */
 AMPI_D void ampi_ptx_group_sync(uint32_t group, uint32_t threads) {
     asm volatile("bar.sync %0, %1;" : : "r"(group), "r"(threads) : "memory");
 }
@@ -1341,7 +1342,7 @@ AMPI_D void ampi_d_group_sum(double (&v)[N], double* shared) {
     }
 }
 
-/* Each of a group's T threads receives the largest v of the group, NaN if one is NaN. */
+/* Each of a group's T threads receives the largest v of the group; no v is a NaN. */
 template <int T>
 AMPI_D float ampi_d_group_max(float v, double* shared) {
     v = ampi_d_warp_max(v);
@@ -2492,10 +2493,12 @@ static __global__ void __launch_bounds__(2 * X, PLACES ? 1 : 256 / X)
    c (16 bytes) of a box's row r to chunk c ^ (r % 8). So eight rows of one chunk lie in different
    banks. */
 enum { AMPI_HOPPER_M = 128, AMPI_HOPPER_DEPTH = 64, AMPI_HOPPER_BOX = 64 * 128,
-       AMPI_HOPPER_THREADS = 384, AMPI_HOPPER_GROUP = 256 * 16, AMPI_HOPPER_STAGES = 192 << 10,
-           AMPI_HOPPER_OUT = 4 * AMPI_HOPPER_BOX,
+       AMPI_HOPPER_THREADS = 384,
+       AMPI_HOPPER_GROUP = 256 * 16,    /* bytes of 8 columns: four sums of each of 256 threads */
+       AMPI_HOPPER_STAGES_BYTES = 192 << 10, AMPI_HOPPER_OUT = 4 * AMPI_HOPPER_BOX,
        AMPI_HOPPER_BARRIERS = 16, AMPI_HOPPER_PIECES = 8,
-       AMPI_HOPPER_SHARED = 1024 + AMPI_HOPPER_STAGES + AMPI_HOPPER_OUT + AMPI_HOPPER_BARRIERS * 8,
+       AMPI_HOPPER_SHARED = 1024 + AMPI_HOPPER_STAGES_BYTES + AMPI_HOPPER_OUT
+           + AMPI_HOPPER_BARRIERS * 8,
        AMPI_HOPPER_FEEDS = 24, AMPI_HOPPER_MULTIPLIES = 240 };      /* registers of a thread */
 
 #if defined(AMPI_TENSOR_MAPS)
@@ -2514,7 +2517,7 @@ typedef struct ampi_cuda_hopper {
 /* N columns: bytes of a stage, and the number of stages; 4, 4, 6 or 8. */
 template <int N> struct ampi_hopper {
     enum { STAGE_BYTES = AMPI_HOPPER_BOX * (2 + N / 64),
-        STAGES = AMPI_HOPPER_STAGES / STAGE_BYTES };
+        STAGES = AMPI_HOPPER_STAGES_BYTES / STAGE_BYTES };
 };
 
 /* The stages as one warpgroup sees them: the one it comes to next, and the parity of that stage's
@@ -2708,10 +2711,7 @@ AMPI_D void ampi_d_hopper_deliver(const ampi_cuda_product& p, const float (&sum)
     }
 }
 
-/* A tile of which each block of the cluster has a piece. Each lays its sums into the stages, which
-   nobody needs any more, four of a thread side by side: rows lane/4 and 8 more, two columns. Then
-   each takes its share of the groups of 8 columns, adds the pieces in ascending order, and
-   delivers. */
+/* Four sums of a thread's place in the tile, each of all pieces, added in ascending order. */
 AMPI_D float4 ampi_d_hopper_add(const unsigned char* four, uint32_t pieces) {
     float4 v[AMPI_HOPPER_PIECES];
     AMPI_D_UNROLL
@@ -2750,7 +2750,9 @@ AMPI_D void ampi_d_hopper_deliver_groups(const ampi_cuda_product& p, const ampi_
     }
 }
 
-/* Blocks of a cluster exchange their sums of a tile; each finishes its share of the columns. */
+/* A tile of which each block of the cluster has a piece. Each lays its sums into the stages, which
+   nobody needs any more, four of a thread side by side: rows lane/4 and 8 more, two columns. Then
+   each takes its share of the groups of 8 columns, adds the pieces, and delivers. */
 template <int N>
 AMPI_D void ampi_d_hopper_share(const ampi_cuda_product& p, const float (&sum)[N / 2],
         const ampi_hopper_tile& t, unsigned char* exchange, float* slice) {
@@ -2807,9 +2809,7 @@ AMPI_D float2 ampi_d_hopper_numbers(const ampi_cuda_product& p, const float* sum
     return RAW ? make_float2(sum[0], sum[1]) : ampi_d_hopper_pair(p, sum, i, block, bias);
 }
 
-/* NaNs are few, and looking for them is dear: so all numbers of a lane are added up. A NaN among
-   them makes the sum NaN; so do infinities that cancel, and then nothing is found. Any NaN becomes
-   the one that ampi_clean_nan is rounded to. */
+/* Any NaN of a pair becomes the one that ampi_clean_nan is rounded to. */
 template <int BF16>
 AMPI_D uint32_t ampi_d_hopper_clean(uint32_t pair) {
     const uint32_t inf = BF16 ? 0x7f80u : 0x7c00u, quiet = BF16 ? 0x7fc0u : 0x7e00u;
@@ -2818,7 +2818,9 @@ AMPI_D uint32_t ampi_d_hopper_clean(uint32_t pair) {
     return pair;
 }
 
-/* A lane's 32 numbers of 64 columns: pair i is rows 8*(i%2), columns 8*(i/2). */
+/* A lane's 32 numbers of 64 columns: pair i is rows 8*(i%2), columns 8*(i/2). NaNs are few, and
+   looking for them is dear: so all numbers are added up. A NaN among them makes the sum NaN; so do
+   infinities that cancel, and then nothing is found. */
 template <int BF16, int RAW>
 AMPI_D void ampi_d_hopper_halves(uint32_t (&r)[16], const ampi_cuda_product& p, const float* sum,
         const float2& bias) {
@@ -2954,7 +2956,8 @@ AMPI_D void ampi_d_hopper_consume(const ampi_cuda_hopper& h, ampi_hopper_pipelin
             ampi_d_hopper_store_type<N, 0>(h, sum, t, out, next_box);
         }
     }
-    /* what is written is there when the kernel ends */
+    /* Shared memory stays until the copy engine has read the last boxes. That C is written is part
+       of the grid's end, for which the next kernel waits. */
     if (threadIdx.x % 128 == 0) ampi_ptx_bulk_wait_read<0>();
 }
 
@@ -2964,7 +2967,7 @@ AMPI_D ampi_hopper_pipeline ampi_d_hopper_pipeline(const ampi_cuda_hopper& h,
         unsigned char* shared) {
     ampi_hopper_pipeline pipe;
     pipe.stages = shared;
-    pipe.full = (uint64_t*)(shared + AMPI_HOPPER_STAGES + AMPI_HOPPER_OUT);
+    pipe.full = (uint64_t*)(shared + AMPI_HOPPER_STAGES_BYTES + AMPI_HOPPER_OUT);
     pipe.empty = pipe.full + ampi_hopper<N>::STAGES;
     pipe.stage = pipe.parity = 0;
     if (threadIdx.x == 0) {
@@ -3004,7 +3007,7 @@ ampi_k_gemm_hopper(const __grid_constant__ ampi_cuda_hopper h) {
         if (h.p.pieces > 1) ampi_ptx_cluster_sync();
     } else {
         ampi_ptx_take_registers<AMPI_HOPPER_MULTIPLIES>();
-        ampi_d_hopper_consume<N>(h, pipe, shared + AMPI_HOPPER_STAGES);
+        ampi_d_hopper_consume<N>(h, pipe, shared + AMPI_HOPPER_STAGES_BYTES);
         __syncwarp();
     }
     if (h.p.pieces > 1) ampi_ptx_cluster_sync();
@@ -4079,7 +4082,7 @@ AMPI_D void ampi_d_direct_weights(float* to, const ampi_cuda_direct& d, uint32_t
     }
 }
 
-/* Eight neighbours in shared memory; sum += v * eight numbers. */
+/* Eight neighbours in shared memory. */
 AMPI_D void ampi_d_direct_load8(float (&v)[8], const float* p) {
     const float4 low = *(const float4*)p, high = *(const float4*)(p + 4);
     v[0] = low.x; v[1] = low.y; v[2] = low.z; v[3] = low.w;
@@ -4429,9 +4432,9 @@ AMPI_FN int ampi_cuda_direct_launch(const amp_exec* exec, const char* op, ampi_c
     return 1;
 }
 
-/* The tiles of dw: such that all blocks have some, with four rows or more, and as large as shared
-   memory allows; of a share's images, each tile has as many as the others. They depend on the shape
-   alone. 0: a tile is too large. */
+/* The tiles of dw: such that all blocks have some, with about four rows or more, and as large as
+   shared memory allows; of a share's images, each tile has as many as the others. They depend on
+   the shape alone. 0: a tile is too large. */
 AMPI_FN int ampi_cuda_direct_cut_dw(ampi_cuda_direct* d) {
     const size_t room = AMPI_CUDA_DIRECT_DW, groups = ampi_cuda_parts(d->outputs,
         AMPI_CUDA_DIRECT_OUTPUTS);
@@ -4439,7 +4442,8 @@ AMPI_FN int ampi_cuda_direct_cut_dw(ampi_cuda_direct* d) {
         n = d->n;
     const uint32_t kh = ampi_cuda_direct_steep(d) ? 1 : ampi_cuda_direct_kh(d);
 
-    /* bands of an image: enough for all blocks, of four rows or more, that fit in `room` floats */
+    /* bands of an image: enough for all blocks, at most rows / 4, rounded up; each fits in `room`
+       floats */
     size_t bands = ampi_min_size(ampi_cuda_parts(blocks, n), ampi_cuda_parts(d->rows, 4)),
         images = 1, each, columns;
     size_t band = ampi_min_size(ampi_cuda_parts(d->rows, bands), room / (pixel * d->cols));
@@ -5286,8 +5290,8 @@ AMPI_D void ampi_d_bn_train(const ampi_cuda_bn& s, size_t c, float* stats, doubl
         (float)(squares / (count - 1.0)));
 }
 
-/* Thread 0 writes the running mean and 1/sqrt(variance + eps) of channel c to stats[2], and
-   saves them. */
+/* Thread 0 writes the running mean and 1/sqrt(variance + eps) of channel c to stats[0] and
+   stats[1], and saves them. */
 AMPI_D void ampi_d_bn_evaluate(const ampi_cuda_bn& s, size_t c, float* stats) {
     if (threadIdx.x != 0) return;
     stats[0] = s.running_mean[c];
