@@ -3566,9 +3566,10 @@ AMPI_FN size_t ampi_padded_floats(const ampi_im2col* g, size_t rows, size_t n, s
     const double planes = (double)channels * (double)g->h.phases * (double)g->w.phases;
     /* A plane has n pixels; the margins between their grid rows and between images; what the
        kernel reads behind the last pixel. A last vector and pad_rows' rounding come on top. */
-    const double wide = (double)g->w.padded, reach = (double)g->h.over * wide + (double)g->w.over;
-    const double gaps = (double)ampi_div_up(n, g->w.count) * (wide - (double)g->w.count)
-        + (double)ampi_div_up(n, g->pixels) * (double)(g->h.padded - g->h.count) * wide;
+    const double padded = (double)g->w.padded;
+    const double reach = (double)g->h.over * padded + (double)g->w.over;
+    const double gaps = (double)ampi_div_up(n, g->w.count) * (padded - (double)g->w.count)
+        + (double)ampi_div_up(n, g->pixels) * (double)(g->h.padded - g->h.count) * padded;
     const double floats = planes * ((double)n + gaps + reach + 4 * AMPI_LANES);
     return floats <= (double)limit ? (size_t)floats : 0;
 }
@@ -7020,20 +7021,20 @@ AMPI_FN int ampi_depthwise_run(const ampi_convolution* v, const amp_exec* exec) 
     const ampi_kernels* g = ampi_kernels_now();
     const ampi_depthwise d = ampi_depthwise_of(v);
     const size_t weights = ampi_widened_floats(v), images = v->s.a.is_image ? v->images : 1;
-    ampi_convolution wide = *v;
+    ampi_convolution own = *v;
     float* memory;
     if (d.shares == 0 || ampi_room(exec) < weights + d.shares * d.floats) return 0;
 
     /* Workspace: weights as FP32 rows, then the scratch memory of shares. All channels are one
        image of the product. */
     memory = ampi_align64(exec->workspace);
-    ampi_widen_weights(&wide, memory);
-    wide.s.b.image.channels = v->groups;
+    ampi_widen_weights(&own, memory);
+    own.s.b.image.channels = v->groups;
     AMPI_PARALLEL_FOR(d.shares > 1, for (int64_t i = 0; i < (int64_t)d.shares; i++) {
         const size_t end = ampi_share(d.tasks, d.shares, (size_t)i + 1);
         size_t task = ampi_share(d.tasks, d.shares, (size_t)i);
         for (; task < end; task++)
-            g->depthwise(&wide.s, task % d.blocks * AMPI_LANES, task / d.blocks, images,
+            g->depthwise(&own.s, task % d.blocks * AMPI_LANES, task / d.blocks, images,
                 memory + weights + (size_t)i * d.floats);
         ampi_kernels_end();
     });
@@ -7059,7 +7060,7 @@ AMPI_FN void ampi_convolution_run(const ampi_convolution* v, const amp_exec* exe
     const int is_dw = v->s.b.along_k;
     const size_t all = v->s.b.image.channels, weights = ampi_widened_floats(v);
     const size_t channels = is_dw ? ampi_window_channels(&v->s.b.image) : all;
-    ampi_convolution wide = *v;
+    ampi_convolution own = *v;
     amp_exec rest;
     AMPI_GROW_WORKSPACE(ampi_floats_workspace(ampi_convolution_floats(v)))
     if (ampi_depthwise_run(v, exec)) return;
@@ -7068,19 +7069,19 @@ AMPI_FN void ampi_convolution_run(const ampi_convolution* v, const amp_exec* exe
        if it has room: products would do so again and again. The rest is theirs. */
     AMPI_CLEAR(rest);
     if (exec) rest = *exec;
-    if (!is_dw) wide.s.form = ampi_gemm_form(ampi_kernels_now(), &v->s, exec);
-    if (weights > 0 && (v->s.a.area > 0 || wide.s.form != AMPI_FP32)
+    if (!is_dw) own.s.form = ampi_gemm_form(ampi_kernels_now(), &v->s, exec);
+    if (weights > 0 && (v->s.a.area > 0 || own.s.form != AMPI_FP32)
         && ampi_room(exec) >= weights + AMPI_STACK_FLOATS) {
         float* memory = ampi_align64(exec->workspace);
-        ampi_widen_weights(&wide, memory);
+        ampi_widen_weights(&own, memory);
         rest.workspace = memory + weights;
         rest.workspace_size = (ampi_room(exec) - weights) * sizeof(float) + 64; /* see ampi_room */
     }
 
-    if (!is_dw && wide.s.form == AMPI_FP32) ampi_set_planes(&wide);
+    if (!is_dw && own.s.form == AMPI_FP32) ampi_set_planes(&own);
     for (size_t first = 0; first < all; first += channels)
         for (size_t group = 0; group < v->groups; group++) {
-            ampi_convolution part = wide;
+            ampi_convolution part = own;
             ampi_product s;
             if (is_dw) ampi_set_windows(&part, first, ampi_min_size(all - first, channels));
             s = ampi_group_of(&part, group);
@@ -7750,10 +7751,10 @@ AMPI_FN ampi_pool_tile ampi_pool_tile_of(const ampi_pool_plan* p, const ampi_arg
 AMPI_FN void ampi_pool_add_row(float* tile, const char* row, amp_dtype t, size_t pitch,
         size_t count, size_t n) {
     AMPI_ALIGNED float old[AMPI_LANES * AMPI_LANES];
-    for (size_t some, i = 0; i < n; i += some, row += some * ampi_type_size(t)) {
-        some = ampi_min_size(n - i, AMPI_LANES);
-        ampi_kernels_now()->lanes_in(old, AMPI_LANES, row, pitch, t, count, some, some);
-        for (size_t l = 0; l < some * AMPI_LANES; l++) tile[i * AMPI_LANES + l] += old[l];
+    for (size_t pixels, i = 0; i < n; i += pixels, row += pixels * ampi_type_size(t)) {
+        pixels = ampi_min_size(n - i, AMPI_LANES);
+        ampi_kernels_now()->lanes_in(old, AMPI_LANES, row, pitch, t, count, pixels, pixels);
+        for (size_t l = 0; l < pixels * AMPI_LANES; l++) tile[i * AMPI_LANES + l] += old[l];
     }
 }
 
@@ -8860,12 +8861,12 @@ AMPI_FN void ampi_norm_apply(ampi_row_args* q, ampi_reader* dy, ampi_reader* x, 
 
 /* --- batch norm --- */
 
-/* Channels are summed and normed in groups: as many as fit a tile, at most AMPI_BN_WIDE. A channel
+/* Channels are summed and normed in groups: as many as fit a tile, at most AMPI_BN_GROUP. A channel
    of several pixels is summed by lanes, a tile at a time: as many of its planes as fit, or a part
    of one. A plane of 128 pixels or more, in whole groups of lanes, is a tile: its pixels stay on
    their lanes, and it is read in place. Channels of one pixel are columns, summed image after
    image. */
-enum { AMPI_BN_WIDE = 512 };
+enum { AMPI_BN_GROUP = 512 };
 typedef struct ampi_bn_plan {
     size_t n, channels, spatial;  /* images, channels of one, pixels of a plane */
     size_t groups, per_group;     /* groups of channels, channels in one */
@@ -8900,9 +8901,9 @@ AMPI_FN amp_result ampi_bn_plan_make(const amp_batch_norm_shape* s, int training
     p->spatial = (size_t)s->spatial;
     p->held = s->held;
 
-    /* see AMPI_BN_WIDE */
+    /* see AMPI_BN_GROUP */
     p->planes = p->spatial < AMPI_TILE ? AMPI_TILE / p->spatial : 1;
-    p->per_group = ampi_min_size(p->planes, AMPI_BN_WIDE);
+    p->per_group = ampi_min_size(p->planes, AMPI_BN_GROUP);
     p->groups = ampi_div_up(p->channels, p->per_group);
     if (p->spatial >= 8 * AMPI_LANES && p->spatial % AMPI_LANES == 0) p->planes = 1;
     return AMP_OK;
@@ -8919,9 +8920,9 @@ typedef struct ampi_bn {
    1/sqrt(variance + eps), backward at last times gamma. */
 typedef struct ampi_bn_group {
     size_t first, width;
-    float mean[AMPI_BN_WIDE], scale[AMPI_BN_WIDE], gamma[AMPI_BN_WIDE], beta[AMPI_BN_WIDE];
-    float a[AMPI_BN_WIDE], b[AMPI_BN_WIDE];
-    double sum[AMPI_BN_WIDE], dot[AMPI_BN_WIDE];
+    float mean[AMPI_BN_GROUP], scale[AMPI_BN_GROUP], gamma[AMPI_BN_GROUP], beta[AMPI_BN_GROUP];
+    float a[AMPI_BN_GROUP], b[AMPI_BN_GROUP];
+    double sum[AMPI_BN_GROUP], dot[AMPI_BN_GROUP];
 } ampi_bn_group;
 /* The group's elements of the operand at `arg`, one a channel; `missing` of a NULL one. */
 AMPI_FN void ampi_bn_read(const ampi_bn* f, const ampi_bn_group* g, int arg, float missing,
@@ -9007,7 +9008,7 @@ AMPI_FN void ampi_bn_pivot(const ampi_bn* f, ampi_bn_group* g) {
 
     /* rounded to x's type; compilers see that one of 16 bits fits the array */
     if (t != AMP_F32) {
-        uint16_t rounded[AMPI_BN_WIDE];
+        uint16_t rounded[AMPI_BN_GROUP];
         const amp_dtype low = t == AMP_BF16 ? AMP_BF16 : AMP_F16;
         ampi_store_f32(rounded, low, 0, g->mean, g->width);
         ampi_load_f32(g->mean, rounded, low, 0, g->width);
@@ -9319,12 +9320,12 @@ AMPI_FN size_t ampi_ln_parts_at_once(size_t rows, size_t d) {
 }
 
 /* Columns at most whose sums the second-level cache keeps besides the rows. */
-enum { AMPI_LN_WIDE = 16384 };
+enum { AMPI_LN_MAX_COLUMNS = 16384 };
 
 /* Bytes in which the sums of dgamma and dbeta of several parts of rows fit; 0 where they fit the
    stack. */
 AMP_DEF size_t amp_layer_norm_workspace(size_t rows, size_t d) {
-    if (d <= AMPI_TILE || d > AMPI_LN_WIDE || rows == 0 || rows > SIZE_MAX / d) return 0;
+    if (d <= AMPI_TILE || d > AMPI_LN_MAX_COLUMNS || rows == 0 || rows > SIZE_MAX / d) return 0;
     return (1 + ampi_ln_parts_at_once(rows, d)) * 2 * ampi_padded(d) * sizeof(double) + 64;
 }
 
@@ -12687,12 +12688,12 @@ AMPI_FN size_t ampi_live_ranges_place(ampi_live_range* list, size_t count) {
    in its block. */
 AMPI_FN amp_result ampi_plan_arena(amp_model* m) {
     const amp_allocator* a = &m->desc.allocator;
-    const size_t most = ((size_t)m->last->time + 1) * AMPI_LIVE_RANGES,
-        scratch = most / 2 + 1;  /* of ampi_sort */
-    ampi_live_range* list = (ampi_live_range*)ampi_alloc((most + scratch) * sizeof *list, a);
+    const size_t capacity = ((size_t)m->last->time + 1) * AMPI_LIVE_RANGES,
+        scratch = capacity / 2 + 1;  /* of ampi_sort */
+    ampi_live_range* list = (ampi_live_range*)ampi_alloc((capacity + scratch) * sizeof *list, a);
     size_t count = 0;
     AMPI_REFUSE(!list, AMP_ERR_MEMORY, "model: out of memory for the plan of %llu arrays",
-        (ampi_ull)most);
+        (ampi_ull)capacity);
 
     ampi_live_range_times(m);
     AMPI_EACH_NODE(n) {
@@ -13245,13 +13246,13 @@ AMPI_FN amp_result ampi_count_right(amp_model* m, const ampi_node* loss) {
     const int has_labels = ampi_has_labels(loss);
     const size_t width = has_labels ? logits->features : 1;  /* logits of a prediction */
     const size_t count = m->pass.rows * logits->features / width;
-    const size_t most = has_labels ? ampi_rows_at_once(width) : AMPI_BLOCK;
+    const size_t at_once = has_labels ? ampi_rows_at_once(width) : AMPI_BLOCK;
     float tile[2 * AMPI_BLOCK], *x = has_labels ? m->rows : tile;
-    float* targets = x + most * width;  /* or int32 labels, of the same size */
+    float* targets = x + at_once * width;  /* or int32 labels, of the same size */
     size_t n;
 
     for (size_t i = 0; i < count; i += n) {
-        n = ampi_min_size(count - i, most);
+        n = ampi_min_size(count - i, at_once);
         AMPI_RUN(download, amp_f32(x), ampi_from(ampi_output_of(logits), i * width), n * width);
         AMPI_RUN(copy_out, targets, (const float*)loss->target + i, n * sizeof *targets);
         for (size_t j = 0; j < n; j++) {
@@ -14947,15 +14948,15 @@ AMPI_FN amp_result ampi_flush_directory(const ampi_file* f, char* temporary) {
 /* Writes a temporary file beside path and renames it to path; removes it after a failure or a
    trial. The caller has set what is to be written. */
 AMPI_FN amp_result ampi_save_file(ampi_file* f, const char* path) {
-    const size_t most = ampi_max_size((size_t)f->count, (size_t)f->text_count);
-    const size_t names_most = most + most / 2 + 1;
+    const size_t capacity = ampi_max_size((size_t)f->count, (size_t)f->text_count);
+    const size_t name_capacity = capacity + capacity / 2 + 1;
 
     /* One block: a chunk of data; names to be checked, later checksums; the file's name. */
-    f->data = (char*)ampi_file_alloc(f, AMPI_CHUNK_BYTES + names_most * sizeof(char*)
+    f->data = (char*)ampi_file_alloc(f, AMPI_CHUNK_BYTES + name_capacity * sizeof(char*)
         + strlen(path) + AMPI_SUFFIX);
     if (!f->data) return AMP_ERR_MEMORY;
     const char** names = (const char**)(void*)(f->data + AMPI_CHUNK_BYTES);
-    char* temporary = (char*)(names + names_most);
+    char* temporary = (char*)(names + name_capacity);
     AMPI_TRY(ampi_file_check_names(f, names));
     f->crcs = (uint32_t*)(void*)names;
     memset(f->crcs, 0, (size_t)f->count * sizeof *f->crcs);
@@ -15621,16 +15622,16 @@ AMPI_FN amp_result ampi_number_tell(ampi_checkpoint* c, const ampi_number* x, am
 }
 
 /* Loads a number from the file's text, and gives its value or bits. Returns 0 for a text that
-   saving never writes: a rate that no optimizer or group can have, more than `most` steps, an int
+   saving never writes: a rate that no optimizer or group can have, more than `limit` steps, an int
    of more than 32 bits. */
-AMPI_FN int ampi_number_load(const ampi_number* x, uint64_t most, uint64_t* value) {
+AMPI_FN int ampi_number_load(const ampi_number* x, uint64_t limit, uint64_t* value) {
     const int is_rate = x->kind == 'f', sound = ampi_read_number(x->theirs, is_rate ? 16 : 10,
         value);
     const uint32_t word = (uint32_t)*value;
     if (x->kind < 'l') memcpy(x->at, &word, sizeof word);
     else memcpy(x->at, value, sizeof *value);
     if (is_rate && !ampi_lr_is_valid((const float*)x->at, x->of_group)) return 0;
-    return sound && (x->kind == 'l' || *value <= (x->kind == 's' ? most : UINT32_MAX));
+    return sound && (x->kind == 'l' || *value <= (x->kind == 's' ? limit : UINT32_MAX));
 }
 
 /* Finds the file's text of each number, compares those that must agree, and loads state into the
@@ -15640,7 +15641,7 @@ AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
     ampi_file* f = &c->file;
     const char* crc_text = ampi_text_of(f, "amp.crc32");
     char computed[AMPI_NUMBER];
-    uint64_t value, most = ((uint64_t)1 << 62) - 1;
+    uint64_t value, limit = ((uint64_t)1 << 62) - 1;
     uint32_t crc = 0;
     AMPI_CLEAR(c->o.state.frozen_steps);
     AMPI_EACH_NUMBER(c, x) {
@@ -15651,9 +15652,9 @@ AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
         if (x->role == AMPI_AGREES && strcmp(x->theirs, x->text) != 0)
             return ampi_number_tell(c, x, AMP_ERR_FORMAT, "");
         if (x->role != AMPI_LOADED) continue;
-        AMPI_REFUSE_FILE(!ampi_number_load(x, most, &value), "'%s': %s is malformed", f->path,
+        AMPI_REFUSE_FILE(!ampi_number_load(x, limit, &value), "'%s': %s is malformed", f->path,
             x->key);
-        if (x == c->numbers) most = value;  /* the step, which comes first */
+        if (x == c->numbers) limit = value;  /* the step, which comes first */
         if (text) crc = ampi_crc32(crc, text, strlen(text) + 1);
     }
 
@@ -16090,7 +16091,7 @@ enum { AMPI_REPORT_BINS = 60, AMPI_REPORT_LEAST = -40 };
 /* The ranges of the small formats as bars on the axis of exponents, those of subnormals lower. */
 AMPI_FN void ampi_report_formats(ampi_picture* p) {
     /* Exponents of the largest, the smallest normal and the smallest subnormal number. */
-    static const struct { const char* name; int most, normal, least; } formats[] = {
+    static const struct { const char* name; int max, normal, min; } formats[] = {
         { "fp16", 15, -14, -24 }, { "bf16", 127, -126, -133 },
         { "e4m3", 8, -6, -9 }, { "e5m2", 15, -14, -16 }
     };
@@ -16098,10 +16099,10 @@ AMPI_FN void ampi_report_formats(ampi_picture* p) {
     char told[80];
     for (size_t i = 0; i < AMPI_LENGTH(formats); i++) {
         for (int k = 0, e = AMPI_REPORT_LEAST; k < AMPI_REPORT_BINS; k++, e++)
-            bars[k] = e < formats[i].least || e > formats[i].most ? 0 : e < formats[i].normal ? 1
+            bars[k] = e < formats[i].min || e > formats[i].max ? 0 : e < formats[i].normal ? 1
                 : 3;
-        AMPI_SAY(told, "2^%d to 2^%d, subnormals from 2^%d", formats[i].normal, formats[i].most,
-            formats[i].least);
+        AMPI_SAY(told, "2^%d to 2^%d, subnormals from 2^%d", formats[i].normal, formats[i].max,
+            formats[i].min);
         ampi_bars(p, AMPI_GRAY, formats[i].name, bars, 12, told);
     }
 }

@@ -3846,9 +3846,9 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BIAS_BLOCK)
 
 /* Parts of which an element of db is made: fewer for many outputs. */
 AMPI_FN size_t ampi_cuda_bias_parts(size_t n, size_t outputs, size_t pixels) {
-    size_t most = ampi_min_size(AMPI_CUDA_BIAS_ALL_PARTS / outputs, AMPI_CUDA_BIAS_PARTS);
+    size_t limit = ampi_min_size(AMPI_CUDA_BIAS_ALL_PARTS / outputs, AMPI_CUDA_BIAS_PARTS);
     return ampi_min_size(ampi_cuda_parts(n * ((pixels + 7) / 8), AMPI_CUDA_BIAS_CHUNK),
-        ampi_max_size(most, 1));
+        ampi_max_size(limit, 1));
 }
 
 /* Two parts for each warp of one block take less time than a second launch. */
@@ -3968,7 +3968,7 @@ typedef enum ampi_cuda_conv2d_part { AMPI_CONV2D_Y, AMPI_CONV2D_DX,
    mirrored, the padding is (kernel_h - 1)*dilation_h - pad_h. Zeros beside an image are multiplied
    too, as they are when it is unfolded. A block works on a tile, which is some images or a band of
    rows of one, and on eight outputs. Shared memory holds what the tile sees of x in FP32: element
-   (channel, image, row, column) of `tall` rows of `wide` each. */
+   (channel, image, row, column) of `tile_height` rows of `tile_width` each. */
 /* Indices have 32 bits: no tensor has 2^31 elements. */
 enum { AMPI_CUDA_DIRECT_OUTPUTS = 8, AMPI_CUDA_DIRECT_LOADS = 8 };
 
@@ -3984,8 +3984,7 @@ typedef struct ampi_cuda_direct {
                                                      next */
     uint32_t images, band;                        /* of a tile: images, rows of y */
     uint32_t bands, tiles;                        /* of an image: tiles; of all images */
-    uint32_t tall, wide;                          /* what a tile sees of an image of x: rows,
-                                                     cols */
+    uint32_t tile_height, tile_width;             /* of what a tile sees of an image of x */
     uint32_t channels_at_once;                    /* in shared memory */
     uint32_t lanes, down;                         /* threads beside each other in a row of x, and
                                                      how many rows */
@@ -4015,23 +4014,24 @@ AMPI_D float ampi_d_direct_widen(uint16_t v, amp_dtype t) {
     return t == AMP_F16 ? ampi_ptx_f32_from_f16(v) : ampi_float((uint32_t)v << 16);
 }
 
-/* Channels [c, c + count) of what tile t sees of x, in FP32, to shared memory: rows of d.wide
-   elements, d.tall to an image, d.images to a channel; zeros stand for padding, images behind the
-   last and channels behind the last. A thread goes down a column through all these rows, d.down at
-   a time; eight of its loads are under way together. */
+/* Channels [c, c + count) of what tile t sees of x, in FP32, to shared memory: rows of d.tile_width
+   elements, d.tile_height to an image, d.images to a channel; zeros stand for padding, images
+   behind the last and channels behind the last. A thread goes down a column through all these rows,
+   d.down at a time; eight of its loads are under way together. */
 AMPI_D void ampi_d_direct_load(float* to, const ampi_cuda_direct& d, const ampi_cuda_direct_tile& t,
         uint32_t c, uint32_t count) {
-    const uint32_t rows = count * d.images * d.tall, start = threadIdx.x / d.lanes;
-    const uint32_t top = t.row * (uint32_t)d.stride_h - (uint32_t)d.pad_h, below = d.down * d.wide;
+    const uint32_t rows = count * d.images * d.tile_height, start = threadIdx.x / d.lanes;
+    const uint32_t top = t.row * (uint32_t)d.stride_h - (uint32_t)d.pad_h;
+    const uint32_t below = d.down * d.tile_width;
     const uint16_t* from = (const uint16_t*)d.x + (t.image * d.channels + c) * d.height * d.width;
     if (start >= d.down) return;  /* a surplus thread */
-    for (uint32_t column = threadIdx.x % d.lanes; column < d.wide; column += d.lanes) {
+    for (uint32_t column = threadIdx.x % d.lanes; column < d.tile_width; column += d.lanes) {
         const uint32_t x = column - (uint32_t)d.pad_w;  /* left of the image it wraps to a large
                                                            one */
 
-        /* row = at.high * d.tall + at.middle: row at.middle of plane at.high */
-        ampi_cuda_digits at = ampi_d_digits_of(start, d.tall, 1);
-        float* put = to + start * d.wide + column;
+        /* row = at.high * d.tile_height + at.middle: row at.middle of plane at.high */
+        ampi_cuda_digits at = ampi_d_digits_of(start, d.tile_height, 1);
+        float* put = to + start * d.tile_width + column;
         for (uint32_t row = start; row < rows;) {
             uint16_t v[AMPI_CUDA_DIRECT_LOADS];
 
@@ -4044,7 +4044,7 @@ AMPI_D void ampi_d_direct_load(float* to, const ampi_cuda_direct& d, const ampi_
                     + y) * d.width + x;
                 int inside = channel < count && image < t.images && y < d.height && x < d.width;
                 v[u] = inside ? from[place] : (uint16_t)0;
-                ampi_d_step(at, d.step, d.tall, 1);
+                ampi_d_step(at, d.step, d.tile_height, 1);
             }
 
             AMPI_D_UNROLL
@@ -4101,7 +4101,8 @@ AMPI_D void ampi_d_direct_add8(float (&sum)[8], float v, const float (&by)[8]) {
 template <int P, int KH>
 AMPI_D void ampi_d_direct_multiply(float (&sum)[P][8], const float* x, const float* w,
         const ampi_cuda_direct& d, uint32_t count) {
-    const uint32_t plane = d.images * d.tall * d.wide, down = (uint32_t)d.dilation_h * d.wide;
+    const uint32_t plane = d.images * d.tile_height * d.tile_width;
+    const uint32_t down = (uint32_t)d.dilation_h * d.tile_width;
     for (uint32_t c = 0; c < count; c++, x += plane)
         for (uint32_t r = 0; r < d.kernel_h; r += KH)
             for (uint32_t b = 0; b < d.kernel_w; b++, w += KH * 8) {
@@ -4154,7 +4155,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK, 3) ampi_k_direct(ampi_
     const ampi_cuda_direct_tile t = ampi_d_direct_tile(d, blockIdx.x);
     const ampi_cuda_digits at = ampi_d_digits_of(threadIdx.x, d.band / P, d.cols);
     const uint32_t row = at.middle * P,
-        first = (at.high * d.tall + row * (uint32_t)d.stride_h) * d.wide;
+        first = (at.high * d.tile_height + row * (uint32_t)d.stride_h) * d.tile_width;
     float* x = shared + d.channels * area * AMPI_CUDA_DIRECT_OUTPUTS;
     float sum[P][8] = {};
     ampi_d_direct_weights<KH>(shared, d, out);
@@ -4210,7 +4211,7 @@ AMPI_D void ampi_d_direct_load_dy(float* to, const ampi_cuda_direct& d,
 template <int KH>
 AMPI_D void ampi_d_direct_column(float (&sum)[KH][8], const float* x, const float* dy,
         const ampi_cuda_direct& d, uint32_t rows) {
-    const uint32_t down = (uint32_t)d.stride_h * d.wide;
+    const uint32_t down = (uint32_t)d.stride_h * d.tile_width;
     float v[KH], by[8];
     AMPI_D_UNROLL
     for (int a = 0; a + 1 < KH; a++, x += down) v[a] = *x;
@@ -4233,7 +4234,7 @@ AMPI_D void ampi_d_direct_columns(float (&sum)[KH][8], const float* x, const flo
     const uint32_t row = above % d.by_kernel_h.d * KH * (uint32_t)d.dilation_h;
     for (uint32_t q = split; q < t.images * d.cols; q += d.splits) {
         uint32_t image = q / d.cols, j = q - image * d.cols;
-        const float* sees = x + ((c * d.images + image) * d.tall + row) * d.wide;
+        const float* sees = x + ((c * d.images + image) * d.tile_height + row) * d.tile_width;
         ampi_d_direct_column<KH>(sum, sees + j * (uint32_t)d.stride_w + b * (uint32_t)d.dilation_w,
                                  dy + (image * d.by_pixels.d + j) * AMPI_CUDA_DIRECT_OUTPUTS, d,
                                  t.rows);
@@ -4350,11 +4351,11 @@ AMPI_FN uint32_t ampi_cuda_direct_kh(const ampi_cuda_direct* d) {
 
 /* Floats of one channel that a band of so many rows sees; padded sides are below 2^30. */
 AMPI_FN size_t ampi_cuda_direct_area(const ampi_cuda_direct* d, size_t band) {
-    size_t tall = (band - 1) * (size_t)d->stride_h
+    size_t tile_height = (band - 1) * (size_t)d->stride_h
         + (size_t)(d->kernel_h - 1) * (size_t)d->dilation_h + 1;
-    size_t wide = (size_t)(d->cols - 1) * (size_t)d->stride_w
+    size_t tile_width = (size_t)(d->cols - 1) * (size_t)d->stride_w
         + (size_t)(d->kernel_w - 1) * (size_t)d->dilation_w + 1;
-    return tall * wide;
+    return tile_height * tile_width;
 }
 
 /* Tiles of `images` images or of bands of `band` rows, for blocks of so many threads and kernel
@@ -4366,16 +4367,16 @@ AMPI_FN int ampi_cuda_direct_set_tiles(ampi_cuda_direct* d, size_t band, size_t 
     d->bands = (uint32_t)bands;
     d->images = (uint32_t)images;
     d->tiles = (uint32_t)tiles;
-    d->wide = (d->cols - 1) * (uint32_t)d->stride_w + (d->kernel_w - 1) * (uint32_t)d->dilation_w
-        + 1;
-    d->tall = (uint32_t)(ampi_cuda_direct_area(d, band) / d->wide);
+    d->tile_width = (d->cols - 1) * (uint32_t)d->stride_w
+        + (d->kernel_w - 1) * (uint32_t)d->dilation_w + 1;
+    d->tile_height = (uint32_t)(ampi_cuda_direct_area(d, band) / d->tile_width);
     d->by_images = ampi_cuda_divisor_of(d->images);
     d->by_pixels = ampi_cuda_divisor_of(d->band * d->cols);
     d->by_kernel_w = ampi_cuda_divisor_of(d->kernel_w);
     d->by_kernel_h = ampi_cuda_divisor_of(d->kernel_h / kh);
-    d->lanes = d->wide < threads ? d->wide : threads;
+    d->lanes = d->tile_width < threads ? d->tile_width : threads;
     d->down = threads / d->lanes;
-    d->step = ampi_cuda_digits_of(d->down, d->tall, 1);
+    d->step = ampi_cuda_digits_of(d->down, d->tile_height, 1);
     return tiles < (size_t)1 << 30;
 }
 
@@ -4407,15 +4408,15 @@ AMPI_FN int ampi_cuda_direct_launch(const amp_exec* exec, const char* op, ampi_c
         amp_result* r) {
     const uint32_t groups = (uint32_t)ampi_cuda_parts(d->outputs, AMPI_CUDA_DIRECT_OUTPUTS);
     const uint32_t kh = ampi_cuda_direct_kh(d);
-    const size_t most =  /* threads, one warp a scheduler */
+    const size_t enough =  /* threads, one warp a scheduler */
         128 * ampi_max_size((size_t)ampi_cuda_attribute(cudaDevAttrMultiProcessorCount), 1);
     const size_t columns = (size_t)d->n * d->cols * groups,
         fours = columns * ampi_cuda_parts(d->rows, 4);
 
-    /* `per` pixels of a thread, `work` threads in all, at most `threads` in a block */
-    const uint32_t per = !ampi_cuda_direct_steep(d) && fours >= most ? 4 : 1;
+    /* `per` pixels of a thread, `work` threads in all, at enough `threads` in a block */
+    const uint32_t per = !ampi_cuda_direct_steep(d) && fours >= enough ? 4 : 1;
     const size_t work = per == 4 ? fours : columns * d->rows;
-    const uint32_t threads = ampi_cuda_direct_cut(d, per, work >= 4 * most ? AMPI_CUDA_BLOCK
+    const uint32_t threads = ampi_cuda_direct_cut(d, per, work >= 4 * enough ? AMPI_CUDA_BLOCK
         : AMPI_CUDA_BLOCK / 2);
     if (threads == 0) return 0;
 
@@ -4426,7 +4427,7 @@ AMPI_FN int ampi_cuda_direct_launch(const amp_exec* exec, const char* op, ampi_c
 
     /* shared memory: the weights of a block's outputs, and x */
     size_t floats = (size_t)d->channels * d->kernel_h * d->kernel_w * AMPI_CUDA_DIRECT_OUTPUTS;
-    floats += (size_t)d->channels_at_once * d->images * d->tall * d->wide;
+    floats += (size_t)d->channels_at_once * d->images * d->tile_height * d->tile_width;
     *r = ampi_cuda_launch(exec, op, kernel, dim3(d->tiles, groups), threads,
         floats * sizeof(float), *d);
     return 1;
@@ -4529,9 +4530,9 @@ AMPI_FN amp_result ampi_cuda_conv2d_run(const amp_exec* exec, const char* op,
 AMPI_FN int ampi_cuda_conv2d_phase(ampi_convolution* v, const ampi_conv2d_sizes* c,
         const ampi_layer_refs* t, size_t* i) {
     const size_t down = ampi_min_size((size_t)c->s.stride_h, (size_t)c->s.height);
-    const size_t wide = ampi_min_size((size_t)c->s.stride_w, (size_t)c->s.width);
-    if (*i == down * wide) return 0;
-    ampi_conv2d_dx(v, c, t, (int)(*i / wide), (int)(*i % wide));
+    const size_t across = ampi_min_size((size_t)c->s.stride_w, (size_t)c->s.width);
+    if (*i == down * across) return 0;
+    ampi_conv2d_dx(v, c, t, (int)(*i / across), (int)(*i % across));
     *i += 1;
     return 1;
 }
@@ -4561,16 +4562,16 @@ AMPI_FN size_t ampi_cuda_conv2d_workspace(const amp_conv2d_shape* s) {
     ampi_layer_refs none;
     ampi_convolution v;
     ampi_conv2d_sizes c;
-    size_t most, i = 0;
+    size_t bytes, i = 0;
     if (ampi_conv2d_init(&c, s, NULL) != AMP_OK) return 0;
     AMPI_CLEAR(none);
     ampi_conv2d_y(&v, &c, &none);
-    most = ampi_max_size(ampi_cuda_convolution_workspace(&v), ampi_cuda_direct_workspace(&c));
+    bytes = ampi_max_size(ampi_cuda_convolution_workspace(&v), ampi_cuda_direct_workspace(&c));
     while (ampi_cuda_conv2d_phase(&v, &c, &none, &i))
-        most = ampi_max_size(most, ampi_cuda_convolution_workspace(&v));
+        bytes = ampi_max_size(bytes, ampi_cuda_convolution_workspace(&v));
     ampi_conv2d_dw(&v, &c, &none);
     size_t db = ampi_cuda_bias_bytes((size_t)c.s.n, (size_t)c.s.out_channels, c.out_pixels);
-    return ampi_max_size(ampi_max_size(most, ampi_cuda_convolution_workspace(&v)),
+    return ampi_max_size(ampi_max_size(bytes, ampi_cuda_convolution_workspace(&v)),
         db ? db + 16 : 0);
 }
 
@@ -4893,13 +4894,13 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK,
    % K). */
 template <int K, int N>
 AMPI_D int ampi_d_pool_first(const float (&x)[K][N], int c) {
-    int32_t most = ampi_pool_key(x[0][c]);
+    int32_t greatest = ampi_pool_key(x[0][c]);
     int first = 0;
     AMPI_D_UNROLL
     for (int k = 1; k < K * K; k++) {
         const int32_t key = ampi_pool_key(x[k / K][c + k % K]);
-        if (key > most) first = k;
-        most = key > most ? key : most;
+        if (key > greatest) first = k;
+        greatest = key > greatest ? key : greatest;
     }
     return first;
 }
@@ -5882,7 +5883,7 @@ typedef struct ampi_cuda_softmax {
 template <int T, int KEEP>
 AMPI_D float ampi_d_row_exp(ampi_row<KEEP>& x, size_t d, float* max, double* total,
         double* shared) {
-    float most = ampi_float(0xff800000u);
+    float greatest = ampi_float(0xff800000u);
     double sum[1] = { 0.0 };
     *total = 0.0;
 
@@ -5891,19 +5892,19 @@ AMPI_D float ampi_d_row_exp(ampi_row<KEEP>& x, size_t d, float* max, double* tot
         ampi_d_row_open(x, k, i);
         *total += (double)ampi_d_sum8(x.v[k]);
         for (int j = 0; j < 8; j++)
-            most = i + (size_t)j < d ? ampi_d_larger(most, x.v[k][j]) : most;
+            greatest = i + (size_t)j < d ? ampi_d_larger(greatest, x.v[k][j]) : greatest;
     });
-    most = ampi_d_group_max<T>(most, shared);
+    greatest = ampi_d_group_max<T>(greatest, shared);
 
     /* the exponentials, zeros behind the row */
     ampi_d_eights<T, KEEP>(d, [&](int k, size_t i) {
         ampi_d_row_again(x, k, i);
-        for (int j = 0; j < 8; j++) x.v[k][j] = ampi_exp(1, x.v[k][j] - most);
+        for (int j = 0; j < 8; j++) x.v[k][j] = ampi_exp(1, x.v[k][j] - greatest);
         ampi_d_trim8(x.v[k], d - i);
         sum[0] += (double)ampi_d_sum8(x.v[k]);
     });
     ampi_d_group_sum<T>(sum, shared);
-    *max = most;
+    *max = greatest;
     return (float)sum[0];
 }
 
@@ -6629,16 +6630,16 @@ AMP_DEF amp_result amp_cuda_tensors_create(amp_cuda_tensors** out, const amp_ten
    least 512 blocks, which large GPUs hold at once, and no more than there is room for in the table
    of sums. */
 AMPI_FN dim3 ampi_cuda_list_grid(const ampi_cuda_list* l) {
-    const uint64_t most = AMPI_CUDA_LIST_BLOCKS, least = l->chunk_count < 512 ? l->chunk_count
+    const uint64_t limit = AMPI_CUDA_LIST_BLOCKS, least = l->chunk_count < 512 ? l->chunk_count
         : 512;
     const uint64_t eighth = l->chunk_count / 8;
-    return dim3((unsigned)(eighth < least ? least : eighth < most ? eighth : most));
+    return dim3((unsigned)(eighth < least ? least : eighth < limit ? eighth : limit));
 }
 
 /* A block for each chunk, where no sums depend on it: so the last ones end together. */
 AMPI_FN dim3 ampi_cuda_chunk_grid(const ampi_cuda_list* l) {
-    const uint64_t most = (uint64_t)1 << 30;
-    return dim3((unsigned)(l->chunk_count < most ? l->chunk_count : most));
+    const uint64_t limit = (uint64_t)1 << 30;
+    return dim3((unsigned)(l->chunk_count < limit ? l->chunk_count : limit));
 }
 
 /* --- the scaler's block on the device --- */
@@ -6855,12 +6856,12 @@ typedef struct ampi_cuda_scan {
 /* What is not finite in the chunks of a block. first, last: as in ampi_cuda_bad, but only the
    block's own chunks are counted: 32 bits are enough for those, and atomics on 64 are slow in
    shared memory. */
-typedef struct ampi_cuda_bad_here { uint32_t inf, nan, first, last; } ampi_cuda_bad_here;
+typedef struct ampi_cuda_block_bad { uint32_t inf, nan, first, last; } ampi_cuda_block_bad;
 
 /* What a block shares. */
 typedef struct ampi_cuda_look_shared {
     double sums[AMPI_CUDA_BLOCK / 32];  /* of squares, one a warp */
-    ampi_cuda_bad_here bad;
+    ampi_cuda_block_bad bad;
     int is_last;                        /* 1 = all other blocks have finished */
 } ampi_cuda_look_shared;
 
@@ -6948,9 +6949,9 @@ AMPI_D uint32_t ampi_d_magnitude(const ampi_cuda_range& v, unsigned i) {
 /* The slow path, for eights that are known to be bad. `start` is the number of the chunk's first
    element. */
 template <int KIND>
-AMPI_D void ampi_d_count_bad(ampi_cuda_bad_here* all, const ampi_cuda_range& v, unsigned at,
+AMPI_D void ampi_d_count_bad(ampi_cuda_block_bad* all, const ampi_cuda_range& v, unsigned at,
         uint32_t start) {
-    ampi_cuda_bad_here bad = { 0, 0, ~0u, 0 };
+    ampi_cuda_block_bad bad = { 0, 0, ~0u, 0 };
     AMPI_ROLLED
     for (unsigned j = at; j < at + 8 && j < v.n; j++) {
         uint32_t u = ampi_d_magnitude<KIND>(v, j);
@@ -6988,7 +6989,7 @@ AMPI_D void ampi_d_look_unscale(const ampi_cuda_look& a, const ampi_cuda_chunk& 
    unscales on trust. */
 template <int KIND>
 AMPI_D void ampi_d_look_chunk(ampi_cuda_scan& s, const ampi_cuda_look& a, const ampi_cuda_chunk& x,
-        uint64_t c, ampi_cuda_bad_here* bad) {
+        uint64_t c, ampi_cuda_block_bad* bad) {
     const ampi_cuda_range v = ampi_d_range_of<KIND>(a, x, c);
     const unsigned at = 8 * threadIdx.x, apart = 8 * AMPI_CUDA_BLOCK;
     const bool sums = KIND == AMPI_LOOK_SUMS;
@@ -7024,7 +7025,7 @@ AMPI_D unsigned long long ampi_d_place(uint32_t number) {
 }
 
 /* Only integers are combined by atomics. */
-AMPI_D void ampi_d_add_bad(ampi_cuda_bad* all, const ampi_cuda_bad_here& here) {
+AMPI_D void ampi_d_add_bad(ampi_cuda_bad* all, const ampi_cuda_block_bad& here) {
     atomicAdd(&all->inf, (unsigned long long)here.inf);
     atomicAdd(&all->nan, (unsigned long long)here.nan);
     atomicMin(&all->first, ampi_d_place(here.first));
@@ -7157,7 +7158,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK, AMPI_LOOK_RESIDENT(KIN
         ampi_k_look(const ampi_cuda_look a) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(ampi_cuda_look_shared, shared);
-    const ampi_cuda_bad_here none = { 0, 0, ~0u, 0 };
+    const ampi_cuda_block_bad none = { 0, 0, ~0u, 0 };
     ampi_cuda_scan s = { 0.0, 0, 0 };
     ampi_cuda_chunk next = a.src.chunks[blockIdx.x];
     ampi_cuda_known known;
