@@ -1854,7 +1854,13 @@ struct amp_backend {
 /* >>impl-base   What all rooms use: compilers, messages, memory, arithmetic that rounds the same
    everywhere, random numbers.
    Words. refuse: to return a result code after the logger has its sentence. span: the addresses
-   of an array. This room calls no other. */
+   of an array. This room calls no other.
+   Macros that use variables of the function around them. `logger`: AMPI_REFUSE_CALL. `exec`:
+   AMPI_REFUSE_OP, AMPI_COMPUTE_OP, AMPI_DONE_OP, AMPI_GROW_WORKSPACE, AMPI_CHECK. The model
+   `m`: AMPI_EACH_NODE, AMPI_DRAFT, AMPI_OF_MODEL, AMPI_REFUSE, AMPI_REFUSE_LAYER, ampi_run,
+   ampi_model_fail, ampi_build_fail. The file `f`: AMPI_REFUSE_AS, AMPI_REFUSE_FILE,
+   AMPI_BAD_PATH. Arguments of an operator on rows, `f`: AMPI_OPEN_READER. Others are undefined
+   where their table or switch ends. */
 
 /* not with -fshort-enums */
 typedef char ampi_enums_are_int[sizeof(amp_result) == sizeof(int) ? 1 : -1];

@@ -299,7 +299,9 @@ AMP_DEF const amp_backend* amp_cuda_backend(void);
 /* >>impl-base   What all rooms use on the host: errors, the context, memory and copies, launches,
    checks of pointers.
    Words. place: the beginning of a sentence, the call that failed. exec: whose stream and logger a
-   call uses. reach: a kernel can read and write there. This room calls no other. */
+   call uses. reach: a kernel can read and write there. This room calls no other.
+   Macros that use the variable `exec` of the function around them: AMPI_CUDA_CHECK,
+   AMPI_CUDA_REFUSE_NULL. */
 #include <cuda_runtime.h>
 #if CUDART_VERSION >= 12000
   #include <cuda.h>     /* types alone: what they describe is asked of the driver at run time */
