@@ -16300,6 +16300,7 @@ AMP_DEF void amp_history_add(amp_history* h, const amp_step_info* info) {
    (!): it compiles, and does something else. */
 /*
    Since 0.2.1
+   (!) AMP_SUMS_FAST holds for convolutions too: their bits are the matrix unit's.
    Operators and conversions on raw pointers take an amp_ref by value where they took a pointer and
    a type: amp_linear_forward(x, AMP_F32, ...) is amp_linear_forward(amp_f32(x), ...), NULL is
    AMP_NONE, amp_ref_of(p, type) serves a type known at run time. gamma, beta and their gradients
