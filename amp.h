@@ -4383,20 +4383,31 @@ AMPI_LANES_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t 
 }
 
 #ifdef AMPI_PASS_PAIRS
-/* The same of bfloat16, which stay as they are. */
+/* `count` elements of 16 bits, zeros if src is NULL, in whole vectors. */
+AMPI_LANES_FN void AMPI_K(copy_low)(uint16_t* dst, const uint16_t* src, size_t count) {
+    for (size_t i = 0; i < count; i += AMPI_LANES) {
+        const __mmask16 lanes = AMPI_K(first)(src ? ampi_min_size(count - i, AMPI_LANES) : 0);
+        _mm256_storeu_si256((__m256i*)(void*)(dst + i), _mm256_maskz_loadu_epi16(lanes,
+            src ? src + i : dst));
+    }
+}
+
+/* source_row for bfloat16, which stay as they are. */
 AMPI_KERNEL_FN void AMPI_K(low_row)(uint16_t* dst, const ampi_operand* v, size_t plane, int64_t y,
         const ampi_row_pixels* row) {
-    const size_t inside = y >= 0 && y < v->image.h.size ? row->inside : 0;
-    const size_t left = inside > 0 ? row->left : 0;
-    memset(dst, 0, left * sizeof *dst);
-    dst += left;
-    if (inside > 0) {
-        const uint16_t* src = (const uint16_t*)v->data + plane
-            + (size_t)y * (size_t)v->image.w.size + row->first;
-        if (row->step == 1) memcpy(dst, src, inside * sizeof *dst);
-        else for (size_t i = 0; i < inside; i++) dst[i] = src[i * row->step];
+    const ampi_im2col* g = &v->image;
+    const uint16_t* src = (const uint16_t*)v->data;
+    if (y < 0 || y >= g->h.size || row->inside == 0) {  /* the row is margin */
+        AMPI_K(copy_low)(dst, NULL, row->count);
+        return;
     }
-    memset(dst + inside, 0, (row->count - left - inside) * sizeof *dst);
+
+    src += plane + (size_t)y * (size_t)g->w.size + row->first;
+    AMPI_K(copy_low)(dst, NULL, row->left);
+    dst += row->left;
+    if (row->step == 1) AMPI_K(copy_low)(dst, src, row->inside);
+    else for (size_t i = 0; i < row->inside; i++) dst[i] = src[i * row->step];
+    AMPI_K(copy_low)(dst + row->inside, NULL, row->count - row->left - row->inside);
 }
 #endif
 
