@@ -4830,29 +4830,38 @@ typedef struct AMPI_LOW_ROWS {
     struct { __mmask16 lanes; size_t from; } runs[AMPI_LANES];
 } AMPI_LOW_ROWS;
 
-/* A vector of row r in the low halves of words; zeros behind the last row. type and run_count are
-   constants where it is called. */
+/* A vector of row r in the high or low halves of words; zeros behind the last row, which is not
+   looked for if `whole`. All but r are constants where it is called. */
 AMPI_LANES_FN __m512i AMPI_K(load_low)(const AMPI_LOW_ROWS* b, amp_dtype type, size_t run_count,
-        size_t r) {
-    const __mmask16 there = (__mmask16)(r < b->count ? 0xffff : 0);
-    const size_t row = ampi_min_size(r, b->count - 1), from = b->at ? b->at[row] : row * b->step;
+        int high, int whole, size_t r) {
+    const __mmask16 there = (__mmask16)(whole || r < b->count ? 0xffff : 0);
+    const size_t row = whole ? r : ampi_min_size(r, b->count - 1);
+    const size_t from = b->at ? b->at[row] : row * b->step;
     const uint16_t* low = (const uint16_t*)b->data + from;
     __m256i x = _mm256_setzero_si256();
-    if (type == AMP_F32)
-        return _mm512_srli_epi32(_mm512_maskz_loadu_epi32(b->runs[0].lanes & there,
-            (const float*)b->data + from + b->runs[0].from), 16);
+    if (type == AMP_F32) {
+        const __m512i word = _mm512_maskz_loadu_epi32(b->runs[0].lanes & there,
+            (const float*)b->data + from + b->runs[0].from);
+        return high ? word : _mm512_srli_epi32(word, 16);
+    }
     for (size_t i = 0; i < run_count; i++)
         x = _mm256_mask_loadu_epi16(x, b->runs[i].lanes & there, low + b->runs[i].from);
-    return _mm512_cvtepu16_epi32(x);
+    return high ? _mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16) : _mm512_cvtepu16_epi32(x);
 }
 
 /* A vector of columns of a micro-panel of pairs: word p is of rows 2p and 2p + 1. */
-AMPI_LANES_FN void AMPI_K(pair_columns)(float* dst, const AMPI_LOW_ROWS* b, amp_dtype type,
+AMPI_LANES_FN void AMPI_K(pair_columns)(float* dst, const AMPI_LOW_ROWS* rows, amp_dtype type,
         size_t run_count) {
-    for (size_t p = 0; p < ampi_pairs(b->count); p++, dst += AMPI_NR)
+    const AMPI_LOW_ROWS b = *rows;
+    size_t p = 0;
+    for (; p < b.count / 2; p++, dst += AMPI_NR)
         _mm512_storeu_si512(dst, _mm512_or_si512(
-            _mm512_slli_epi32(AMPI_K(load_low)(b, type, run_count, 2 * p), 16),
-            AMPI_K(load_low)(b, type, run_count, 2 * p + 1)));
+            AMPI_K(load_low)(&b, type, run_count, 1, 1, 2 * p),
+            AMPI_K(load_low)(&b, type, run_count, 0, 1, 2 * p + 1)));
+    for (; p < ampi_pairs(b.count); p++, dst += AMPI_NR)
+        _mm512_storeu_si512(dst, _mm512_or_si512(
+            AMPI_K(load_low)(&b, type, run_count, 1, 0, 2 * p),
+            AMPI_K(load_low)(&b, type, run_count, 0, 0, 2 * p + 1)));
 }
 
 /* Rows of the block of B at hand, and in *columns where its columns lie in a row, `*first` elements
