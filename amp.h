@@ -4839,14 +4839,16 @@ AMPI_LANES_FN __m512i AMPI_K(load_low)(const AMPI_LOW_ROWS* b, amp_dtype type, s
     const size_t from = b->at ? b->at[row] : row * b->step;
     const uint16_t* low = (const uint16_t*)b->data + from;
     __m256i x = _mm256_setzero_si256();
+    __m512i word;
     if (type == AMP_F32) {
-        const __m512i word = _mm512_maskz_loadu_epi32(b->runs[0].lanes & there,
+        word = _mm512_maskz_loadu_epi32(b->runs[0].lanes & there,
             (const float*)b->data + from + b->runs[0].from);
-        return high ? word : _mm512_srli_epi32(word, 16);
+        return high ? word : _mm512_maskz_srli_epi32(AMPI_ALL16, word, 16);
     }
     for (size_t i = 0; i < run_count; i++)
         x = _mm256_mask_loadu_epi16(x, b->runs[i].lanes & there, low + b->runs[i].from);
-    return high ? _mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16) : _mm512_cvtepu16_epi32(x);
+    word = _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, x);
+    return high ? _mm512_maskz_slli_epi32(AMPI_ALL16, word, 16) : word;
 }
 
 /* A vector of columns of a micro-panel of pairs: word p is of rows 2p and 2p + 1. */

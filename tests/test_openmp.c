@@ -187,14 +187,16 @@ static void test_threads_and_convolutions(void) {
     size_t i, t, k;
     for (i = 0; i < sizeof CONVOLUTIONS / sizeof CONVOLUTIONS[0]; i++)
         for (t = 0; t < 3; t++) {
-            uint64_t alone;
+            uint64_t alone, fast;
             omp_set_num_threads(1);
             alone = convolved(CONVOLUTIONS[i], types[t], AMP_SUMS_FIXED, 1);
+            fast = convolved(CONVOLUTIONS[i], types[t], AMP_SUMS_FAST, 1);
             for (k = 0; k < 4; k++) {
                 omp_set_num_threads(threads[k]);
                 CHECK_MSG(convolved(CONVOLUTIONS[i], types[t], AMP_SUMS_FIXED, 1) == alone
                               && convolved(CONVOLUTIONS[i], types[t], AMP_SUMS_FIXED, 2) == alone
-                              && convolved(CONVOLUTIONS[i], types[t], AMP_SUMS_FAST, 1) == alone,
+                              && convolved(CONVOLUTIONS[i], types[t], AMP_SUMS_FAST, 1) == fast
+                              && convolved(CONVOLUTIONS[i], types[t], AMP_SUMS_FAST, 2) == fast,
                           "convolution %lu, %s, %d threads", (unsigned long)i, amp_dtype_name(types[t]), threads[k]);
             }
         }

@@ -739,7 +739,7 @@ static void test_refused_layers() {
     check_refused(forward(p, nullptr, nullptr, AMP_F32, p, 2), AMP_ERR_ARGUMENT,
                   "w is NULL, but it has 4 x 3 elements", before);
     check_refused(forward(p, p, p, AMP_F64, p, 2), AMP_ERR_DTYPE, "b has type f64 (4)", before);
-    check_refused(forward(p, p, nullptr, AMP_F32, p, SIZE_MAX / 8), AMP_ERR_ARGUMENT, "x is too large",
+    check_refused(forward(p, p, nullptr, AMP_F32, p, SIZE_MAX / 8), AMP_ERR_ARGUMENT, "y is too large",
                   before);
     check_refused(forward(host, p, nullptr, AMP_F32, p, 2), AMP_ERR_ARGUMENT, "x is host memory", before);
     check_refused(forward(p, host, nullptr, AMP_F32, p, 2), AMP_ERR_ARGUMENT, "w is host memory", before);
