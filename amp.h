@@ -12273,7 +12273,8 @@ AMP_DEF amp_value amp_conv2d_with(amp_model* m, amp_value x, const amp_conv2d_de
         AMPI_SIDES(pad, 0, 0), AMPI_SIDES(dilation, 1, 1), d->groups ? d->groups : 1,
         d->pad_end_h, d->pad_end_w
     };
-    amp_conv2d_output(&s, &n->layer.height, &n->layer.width, &m->draft_exec);
+    if (amp_conv2d_output(&s, &n->layer.height, &n->layer.width, &m->draft_exec) != AMP_OK)
+        return ampi_no_value();
     n->conv = s;
     n->layer.channels = s.out_channels;
     const size_t area = (size_t)s.kernel_h * (size_t)s.kernel_w;

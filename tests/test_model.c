@@ -972,6 +972,7 @@ static void e_conv_kernel(amp_model* m, amp_value x) { conv_of(m, x, 4, 7, 0, 0,
 static void e_conv_no_kernel(amp_model* m, amp_value x) { conv_of(m, x, 4, 0, 0, 0, 0, 0); }
 static void e_conv_negative_kernel(amp_model* m, amp_value x) { conv_of(m, x, 4, -1, 0, 0, 0, 0); }
 static void e_conv_channels(amp_model* m, amp_value x) { conv_of(m, x, 0, 3, 0, 0, 0, 0); }
+static void e_conv_least(amp_model* m, amp_value x) { conv_of(m, x, -2147483647 - 1, 3, 0, 0, 0, -1); }
 static void e_conv_stride(amp_model* m, amp_value x) { conv_of(m, x, 4, 3, -1, 0, 0, 0); }
 static void e_conv_padding(amp_model* m, amp_value x) { conv_of(m, x, 4, 3, 0, -1, 0, 0); }
 static void e_conv_dilation(amp_model* m, amp_value x) { conv_of(m, x, 4, 3, 0, 0, -2, 0); }
@@ -1068,6 +1069,7 @@ static void e_no_loss_behind(amp_model* m, amp_value x) { amp_mse(m, rows_of(m, 
 static const struct { mistake make; amp_result code; const char* word; const char* place; } mistakes[] = {
     { e_conv_kernel, AMP_ERR_SHAPE, "7", "photo" },          { e_conv_no_kernel, AMP_ERR_DESC, "kernel", "photo" },
     { e_conv_negative_kernel, AMP_ERR_DESC, "-1", "photo" }, { e_conv_channels, AMP_ERR_DESC, "out_channels", "photo" },
+    { e_conv_least, AMP_ERR_DESC, "out_channels", "photo" },
     { e_conv_stride, AMP_ERR_DESC, "stride", "photo" },      { e_conv_padding, AMP_ERR_DESC, "-1", "photo" },
     { e_conv_dilation, AMP_ERR_DESC, "dilation", "photo" },  { e_conv_groups, AMP_ERR_SHAPE, "groups", "photo" },
     { e_conv_negative_groups, AMP_ERR_DESC, "groups", "photo" }, { e_conv_huge, AMP_ERR_SHAPE, "2147483647", "photo" },
