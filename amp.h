@@ -4565,7 +4565,7 @@ AMPI_KERNEL_FN void AMPI_K(read_windows)(float* scratch, const ampi_windows* d,
     const size_t step = (size_t)g->w.step, height = d->height;
     /* floats of a whole grid row's columns */
     const size_t whole_row = ((g->w.count - 1) * step + g->w.span + 1) * height;
-    uint32_t* const at = (uint32_t*)scratch;
+    uint32_t* const at = (uint32_t*)(void*)scratch;
     float *const windows = scratch + d->first, *to = windows;
     size_t pixels;
     for (size_t p = 0; p < k; p += pixels) {
@@ -4886,7 +4886,7 @@ AMPI_KERNEL_FN int AMPI_K(find_low_rows)(const AMPI_LOOPS* q, AMPI_LOW_ROWS* row
     if (b->along_k) {
         if (!g->in_place || room == 0) return 0;
         AMPI_K(read_windows)(q->room.padded, &q->plan->windows, b, q->k0, q->k);
-        rows->at = (const uint32_t*)q->room.padded;
+        rows->at = (const uint32_t*)(const void*)q->room.padded;
         rows->data = q->room.padded + q->plan->windows.first;
         rows->type = AMP_F32;
         return 1;
@@ -4899,9 +4899,9 @@ AMPI_KERNEL_FN int AMPI_K(find_low_rows)(const AMPI_LOOPS* q, AMPI_LOW_ROWS* row
     if (ampi_side_is_plain(&g->h) && ampi_side_is_plain(&g->w)) return 1;
 
     if (ampi_padded_floats(g, q->k, q->n, room) == 0) return 0;
-    AMPI_K(pad_rows)(q->room.padded, 1, (uint32_t*)q->room.rows, b, q->k0, q->k, q->column,
+    AMPI_K(pad_rows)(q->room.padded, 1, (uint32_t*)(void*)q->room.rows, b, q->k0, q->k, q->column,
         q->n);
-    rows->at = (const uint32_t*)q->room.rows;
+    rows->at = (const uint32_t*)(const void*)q->room.rows;
     rows->data = q->room.padded;
     columns->next_row = g->w.padded;
     columns->next_block = g->h.padded * g->w.padded;
@@ -5045,7 +5045,7 @@ AMPI_KERNEL_FN void AMPI_K(loops_init)(AMPI_LOOPS* q, const ampi_product* s,
     q->at = NULL;
     if (s->b.image.in_place && plan->padded > 0 && s->form == AMPI_FP32) {
         q->b_form = s->b.along_k ? AMPI_B_IN_WINDOWS : AMPI_B_IN_PLANES;
-        q->at = (const uint32_t*)(s->b.along_k ? q->room.padded : q->room.rows);
+        q->at = (const uint32_t*)(const void*)(s->b.along_k ? q->room.padded : q->room.rows);
         if (s->b.along_k) q->planes += plan->windows.first;
     } else if (few && !s->b.along_k)
         q->b_form = AMPI_B_IN_ROWS;
@@ -5083,8 +5083,8 @@ AMPI_KERNEL_FN void AMPI_K(read_b)(const AMPI_LOOPS* q) {
     if (q->b_form == AMPI_B_IN_WINDOWS)
         AMPI_K(read_windows)(q->room.padded, &q->plan->windows, b, q->k0, q->k);
     else if (q->b_form == AMPI_B_IN_PLANES)
-        AMPI_K(pad_rows)(q->room.padded, 0, (uint32_t*)q->room.rows, b, q->k0, q->k, q->column,
-            q->n);
+        AMPI_K(pad_rows)(q->room.padded, 0, (uint32_t*)(void*)q->room.rows, b, q->k0, q->k,
+            q->column, q->n);
     else if (b->is_image && !b->along_k) AMPI_K(pack_im2col)(q);
     else if (b->is_image && !(ampi_side_is_plain(&g->h) && ampi_side_is_plain(&g->w)))
         AMPI_K(pack_windows)(q);
@@ -5300,7 +5300,7 @@ AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, siz
     const ampi_im2col *g = &s->b.image, *dy = &s->a.image;
     const ampi_channels d = ampi_channels_of(g);
     const size_t channels = ampi_min_size(g->channels - channel, AMPI_LANES), cols = g->w.count;
-    uint32_t *const kernel_at = (uint32_t*)scratch, *const pixels_at = kernel_at + g->area;
+    uint32_t *const kernel_at = (uint32_t*)(void*)scratch, *const pixels_at = kernel_at + g->area;
     float *const w = scratch + d.weights, *const pixels = scratch + d.pixels,
         *const padded = scratch + d.padded;
     /* A channel's results, of all images or of one; those from `zeros` on begin as 0: dw, and what
@@ -8730,10 +8730,10 @@ AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_row_sums* s, co
         const float mean = terms >= AMPI_DOT && q->mean ? q->mean[r] : 0.0f;
         const float scale = terms >= AMPI_DOT && q->scale ? q->scale[r] : 1.0f;
         const double center = terms == AMPI_DISTANCES ? s->sum[r] : 0.0;  /* the mean */
-        double sum[AMPI_LANES], dot[AMPI_LANES];
-        for (size_t l = 0; l < AMPI_LANES; l++) {
-            sum[l] = more ? s->sum_lanes[l] : 0.0;
-            dot[l] = more ? s->dot_lanes[l] : 0.0;
+        double sum[AMPI_LANES] = { 0 }, dot[AMPI_LANES] = { 0 };
+        if (more) {
+            memcpy(sum, s->sum_lanes, sizeof sum);
+            memcpy(dot, s->dot_lanes, sizeof dot);
         }
         if (terms == AMPI_DOT) ampi_row_lanes_of(&gamma, q->gamma, q->params_by_column, r, 1.0f);
 
@@ -9005,6 +9005,7 @@ AMPI_FN void ampi_bn_sums(const ampi_bn* f, ampi_bn_group* g, ampi_terms terms) 
        tile before */
     for (size_t c = 0; c < g->width; c++, q.mean++) {
         ampi_row_sums s;
+        AMPI_CLEAR(s);  /* kinds of terms without products leave s.dot */
         for (size_t i = 0; i < p->n; i += p->planes)
             for (size_t k = 0; k < p->spatial; k += AMPI_TILE) {
                 const size_t at = i * image + first + c * p->spatial + k;
@@ -11319,7 +11320,7 @@ AMPI_FN amp_result ampi_optimizer_step_list(amp_optimizer* o, amp_scaler* s, con
     amp_optimizer_info report;
     int unscaled = 1;  /* without a scaler gradients are as they should be */
     if (s) AMPI_TRY(ampi_scaler_enter(s, t, AMPI_STEPPED, &unscaled));
-    const float factor = unscaled ? 1.0f : s->state.inverse;
+    const float factor = s && !unscaled ? s->state.inverse : 1.0f;
 
     AMPI_CLEAR(report);
     report.update_tensor = -1;
