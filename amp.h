@@ -3105,7 +3105,6 @@ enum { AMPI_EXACT = 1, AMPI_OF_PAIRS = 2 };
 #define AMPI_K(name) AMPI_JOIN(name, AMPI_PASS)
 /* Sixteen lanes of FP32, and what kernels do with them: */
 #define AMPI_V16 AMPI_K(v16)
-#define AMPI_LOW_ROWS AMPI_K(low_rows)
 #define ampi_v_set1 AMPI_K(v_set1)                /* x in each lane */
 #define ampi_v_load AMPI_K(v_load)                /* sixteen neighbours in memory */
 #define ampi_v_store AMPI_K(v_store)
@@ -3126,9 +3125,11 @@ enum { AMPI_EXACT = 1, AMPI_OF_PAIRS = 2 };
 #define AMPI_NV AMPI_K(nv)
 #define AMPI_NR AMPI_K(nr)
 #define AMPI_NC AMPI_K(nc)
-/* Arguments of the micro-kernel; what the loops of a product share: structs of impl-kernels. */
+/* Arguments of the micro-kernel; what the loops of a product share; rows of bfloat16: structs of
+   impl-kernels. */
 #define AMPI_MICRO_ARGS AMPI_K(micro_args)
 #define AMPI_LOOPS AMPI_K(loops)
+#define AMPI_LOW_ROWS AMPI_K(low_rows)
 /* A kernel; an operation on vectors, or a function called with constants. */
 #define AMPI_KERNEL_FN AMPI_PASS_TARGET AMPI_FN
 #define AMPI_LANES_FN AMPI_PASS_TARGET AMPI_VECTOR
@@ -4383,7 +4384,7 @@ AMPI_LANES_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t 
 }
 
 #ifdef AMPI_PASS_PAIRS
-/* `count` elements of 16 bits, zeros if src is NULL, in whole vectors. */
+/* `count` elements of 16 bits in whole vectors; zeros if src is NULL, as then no lane is loaded. */
 AMPI_LANES_FN void AMPI_K(copy_low)(uint16_t* dst, const uint16_t* src, size_t count) {
     for (size_t i = 0; i < count; i += AMPI_LANES) {
         const __mmask16 lanes = AMPI_K(first)(src ? ampi_min_size(count - i, AMPI_LANES) : 0);
