@@ -1302,6 +1302,14 @@ AMP_DEF amp_value amp_mse_with(amp_model* m, amp_value x, const amp_loss_desc* d
 AMP_DEF amp_value amp_bce_with_logits(amp_model* m, amp_value x);
 AMP_DEF amp_value amp_bce_with_logits_with(amp_model* m, amp_value x, const amp_loss_desc* desc);
 
+/* Makes v an output: amp_model_read_value reads it after amp_forward, and amp_backward takes its
+   gradient from the caller, so that a loss may be computed anywhere. The i-th call is gradients[i]
+   of amp_seeds. Of a loss: AMP_ERR_ARGUMENT. */
+#define AMP_MAX_OUTPUTS 8
+AMP_DEF void amp_output(amp_model* m, amp_value v);
+/* Keeps the gradient of v, an input too, for amp_model_read_gradient. */
+AMP_DEF void amp_retain_gradient(amp_model* m, amp_value v);
+
 /* Layers built between push and pop run in dtype. AMP_F32 is autocast(enabled=False);
    AMP_DTYPE_DEFAULT goes back to the level's rules. Regions nest. */
 #define AMP_MAX_REGIONS 32
@@ -1320,8 +1328,8 @@ AMP_DEF void amp_name(amp_model* m, amp_value v, const char* name);
 AMP_DEF void amp_group(amp_model* m, amp_value v, int group);
 
 /* Checks the graph, infers types, places casts, plans memory, allocates and initialises. Returns
-   the first mistake of the graph. Only training steps need a loss and parameters: without a loss
-   all groups are frozen, and there are no gradients and moments. */
+   the first mistake of the graph. Only training steps need a loss or an output, and parameters:
+   without one all groups are frozen, and there are no gradients and moments. */
 AMP_DEF amp_result amp_model_finalize(amp_model* m);
 
 /* --- looking inside --- */
@@ -1442,6 +1450,48 @@ AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step
    message names the gradient, not its cause in the model. AMP_ERR_STATE before the first step,
    AMP_ERR_OVERFLOW as amp_train_step. */
 AMP_DEF amp_result amp_train_read(amp_model* m, amp_step_info* info);
+
+/* The parts of amp_train_step, for own losses and own treatment of gradients. A step is
+   desc.accumulate times amp_forward and amp_backward, then amp_update:
+     amp_forward(m, &batch, &loss);  amp_backward(m, NULL);  amp_update(m, &info);
+   In between nothing else may run the model: AMP_ERR_STATE. Errors are those of amp_train_step; one
+   within a part drops the step. Replays and records of a backend are amp_train_step's alone. */
+
+/* The gradients of a loss of the caller's with respect to each output: [n,C,H,W] of F32, F16, BF16
+   or F64. */
+typedef struct amp_seeds {
+    amp_ref gradients[AMP_MAX_OUTPUTS];  /* in the order of the amp_output calls; AMP_NONE = 0 */
+    int scaled;     /* 1 = times the loss scale already; 0 = amp_backward multiplies with it, and
+                       divides by desc.accumulate and the number of ranks */
+    int on_device;  /* 1 = in the backend's memory */
+} amp_seeds;
+
+/* The training pass up to the losses; *loss (may be NULL) is their weighted sum. The data of the
+   batch must stay until amp_backward returns. */
+AMP_DEF amp_result amp_forward(amp_model* m, const amp_batch* batch, float* loss);
+/* The gradients of the last amp_forward, from the losses and from seeds (NULL = none): those of
+   weights are added to the step's earlier ones. */
+AMP_DEF amp_result amp_backward(amp_model* m, const amp_seeds* seeds);
+/* Sum over ranks, check, then skip or update, as the end of amp_train_step. info may be NULL. */
+AMP_DEF amp_result amp_update(amp_model* m, amp_step_info* info);
+/* Drops an open step, its gradients, and what it did to running statistics. */
+AMP_DEF amp_result amp_discard(amp_model* m);
+
+/* Copies an output to out[n,C,H,W] on the host, from amp_forward until the model runs again. */
+AMP_DEF amp_result amp_model_read_value(amp_model* m, amp_value v, float* out);
+/* Likewise a retained gradient after amp_backward, divided by the loss scale. AMP_ERR_OVERFLOW
+   where a gradient of a weight was not finite. */
+AMP_DEF amp_result amp_model_read_gradient(amp_model* m, amp_value v, float* out);
+/* Between amp_backward and amp_update: the gradient of parameter p to or from the host, without the
+   loss scale. AMP_ERR_STATE where its group is frozen. inf and NaN stay what they are. */
+AMP_DEF amp_result amp_model_read_param_gradient(amp_model* m, const amp_param* p, float* out);
+AMP_DEF amp_result amp_model_write_param_gradient(amp_model* m, const amp_param* p,
+    const float* values);
+/* Likewise: each finite element of all gradients is held within +-limit (> 0, finite), as
+   torch.nn.utils.clip_grad_value_. On a GPU they pass through the host. */
+AMP_DEF amp_result amp_model_clip_gradients(amp_model* m, float limit);
+/* Likewise: the Euclidean norm of p's gradient, NULL = of all. */
+AMP_DEF amp_result amp_model_gradient_norm(amp_model* m, const amp_param* p, double* out);
 
 typedef struct amp_eval_info {
     float   loss;         /* as in training, without dropout and with the running statistics */
@@ -11671,6 +11721,7 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
 
 #define AMPI_NONE (-1)
 #define AMPI_ALIGN 64u
+#define AMPI_MAX_OPERANDS 4  /* inputs of a node */
 
 /* A stretch of the arena in use from time `first` to `last`. Node i runs forward at time i,
    backward at 2*nodes-1-i. */
@@ -11685,7 +11736,7 @@ typedef struct ampi_live_range {
 /* The live ranges of a node: its value and the value's gradient. SUMMAND + j: what it adds to the
    gradient of input j, where another node has written that. */
 enum { AMPI_LIVE_DATA, AMPI_LIVE_GRAD, AMPI_LIVE_SUMMAND,
-        AMPI_LIVE_RANGES = AMPI_LIVE_SUMMAND + 2 };
+        AMPI_LIVE_RANGES = AMPI_LIVE_SUMMAND + AMPI_MAX_OPERANDS };
 
 /* A layer, or a cast that finalize has placed. */
 typedef struct ampi_node {
@@ -11697,8 +11748,9 @@ typedef struct ampi_node {
     int number;              /* in the order of building; AMPI_NONE for a cast */
     int time;                /* in the order of execution, see ampi_live_range */
     uint32_t tag;            /* in its value, see ampi_node_tag */
-    struct ampi_node* inputs[2];  /* as built */
-    struct ampi_node* reads[2];   /* whose memory it reads: behind flatten, or a cast */
+    struct ampi_node* inputs[AMPI_MAX_OPERANDS];  /* as built */
+    struct ampi_node* reads[AMPI_MAX_OPERANDS];   /* whose memory it reads: behind flatten, or a
+                                                     cast */
     int input_count;              /* of both */
     size_t features;              /* elements of its value per sample */
     amp_dtype region_dtype, pin_dtype;  /* of the innermost region, and of amp_pin; 0 = none */
@@ -11724,15 +11776,18 @@ typedef struct ampi_node {
     amp_dtype visible;           /* the type that rules of later layers see */
     amp_dtype wanted;            /* that in which all readers read; 0 = no reader */
     int users;                   /* how many reads[] name this node */
-    int on_loss_path;            /* 1 = a loss depends on it */
-    int needs_grad;              /* 1 = it has a parameter, or depends on one */
+    int on_loss_path;            /* 1 = a loss or an output depends on it */
+    int is_output;               /* its gradient comes from the caller, see amp_output */
+    int keeps_grad;              /* see amp_retain_gradient */
+    int needs_grad;              /* 1 = it has a parameter or keeps_grad, or depends on such */
     int wants_grad;              /* needs_grad, and one of them is not frozen in this step */
     int grad_written;            /* while planning: a reader has written its gradient */
     struct ampi_node* casts[2];  /* of its value to BF16, to F16; or NULL */
     struct ampi_node *data_root, *grad_root;  /* owners of the memory of value and gradient */
     ampi_live_range live[AMPI_LIVE_RANGES];
     void *data, *grad;           /* value and gradient in the arena */
-    void* parts[2];              /* its summands, by input; NULL = it writes that gradient itself */
+    void* parts[AMPI_MAX_OPERANDS]; /* its summands, by input; NULL = it writes that gradient
+                                       itself */
 } ampi_node;
 
 /* One run over the graph. */
@@ -11783,10 +11838,10 @@ struct amp_model {
     int region_count;
     ampi_node draft;              /* of the layer that is being built */
     ampi_node *first, *last;      /* in the order of execution */
-    int layer_count, input_count, loss_count, param_count;
+    int layer_count, input_count, loss_count, output_count, param_count;
     int moments;                  /* per weight: 0 to 2 */
     unsigned op_counts[AMP_OP_COUNT];  /* layers of each operator */
-    ampi_node *inputs[AMP_MAX_INPUTS], *losses[AMP_MAX_LOSSES];
+    ampi_node *inputs[AMP_MAX_INPUTS], *losses[AMP_MAX_LOSSES], *outputs[AMP_MAX_OUTPUTS];
     ampi_allocation blocks[AMPI_BLOCK_COUNT];
     amp_param* params;            /* from here on what lies in them */
     amp_tensor* grad_list;        /* where each gradient lies; count is 0 while it is frozen */
@@ -11799,6 +11854,8 @@ struct amp_model {
     int stepped;                  /* a step was made */
     int finalized;
     int micro;                    /* micro-batches of the current step already done */
+    int awaits_backward;          /* amp_forward was called */
+    int holds_values, holds_grads; /* outputs, retained gradients: of the last pass, in the arena */
     int labels_known;             /* labels were looked at, see ampi_doubt_labels */
     int told_update;              /* bits: the logger knows of 1 overflows of the update,
                                      2 saturated copies, 4 held statistics */
@@ -11834,6 +11891,9 @@ AMP_DEF const char* amp_model_error(const amp_model* m) {
 }
 
 AMPI_FN int ampi_is_final(const amp_model* m) { return m && m->finalized; }
+
+/* Can the model train: does it have a loss, or an output? */
+AMPI_FN int ampi_has_roots(const amp_model* m) { return m->loss_count + m->output_count > 0; }
 
 /* Refuses a model that is NULL or not finalized. */
 AMPI_FN amp_result ampi_check_finalized(const amp_model* m, const char* what) {
@@ -12018,9 +12078,11 @@ AMP_DEF void amp_model_destroy(amp_model* m) {
 /* That hash: of a node's operator, shape and inputs' tags. */
 AMPI_FN uint32_t ampi_node_tag(const ampi_node* n) {
     const int own[] = { (int)n->layer.op, n->layer.channels, n->layer.height, n->layer.width };
-    uint32_t inputs[] = { 0, 0, 0, 0 };  /* the last two carry the others up to the tag */
+    uint32_t inputs[AMPI_MAX_OPERANDS + 2] = { 0 };  /* the last two carry the others up to the
+                                                        tag */
     for (int i = 0; i < n->input_count; i++) inputs[i] = n->inputs[i]->tag;
-    return (uint32_t)(ampi_hash_words(ampi_hash_words(AMPI_HASH_START, own, 4), inputs, 4) >> 32);
+    const uint64_t h = ampi_hash_words(AMPI_HASH_START, own, 4);
+    return (uint32_t)(ampi_hash_words(h, inputs, AMPI_LENGTH(inputs)) >> 32);
 }
 
 /* Layer i, or NULL if there is none: in a skip list, where each layer points to the one whose
@@ -12061,6 +12123,12 @@ AMPI_FN amp_ref ampi_output_of(const ampi_node* n) { return amp_ref_of(n->data, 
 AMPI_FN amp_ref ampi_gradient_of(const ampi_node* n) { return amp_ref_of(n->grad, ampi_stored(n)); }
 AMPI_FN int ampi_is_norm(const ampi_node* n) { return n->row->kind == AMPI_KIND_NORM; }
 #define ampi_is(n, op_name) ((n)->layer.op == AMP_OP_##op_name)
+
+/* Behind flatten: the node that owns the memory. */
+AMPI_FN ampi_node* ampi_source(ampi_node* n) {
+    while (ampi_is(n, FLATTEN)) n = n->inputs[0];
+    return n;
+}
 
 /* Sets the shape of a node's output. */
 AMPI_FN void ampi_set_shape(ampi_node* n, int c, int h, int w) {
@@ -12441,6 +12509,34 @@ AMP_DEF void amp_pin(amp_model* m, amp_value v, amp_dtype dtype) {
     else if (!n->pin_dtype || dtype < n->pin_dtype) n->pin_dtype = dtype;
 }
 
+/* The node that owns the memory of value v, for a call of this name; NULL after a mistake. A loss
+   is one. */
+AMPI_FN ampi_node* ampi_owner_of(amp_model* m, amp_value v, const char* what) {
+    ampi_node* n = ampi_node_of(m, v, what);
+    if (n && ampi_is_loss(n))
+        ampi_build_fail(AMP_ERR_ARGUMENT, "%s: '%s' is a loss", what, n->layer.name);
+    return n && !ampi_is_loss(n) ? ampi_source(n) : NULL;
+}
+
+/* Adds a value to the outputs, unless it is one. */
+AMP_DEF void amp_output(amp_model* m, amp_value v) {
+    ampi_node* n = ampi_owner_of(m, v, "output");
+    if (!n) return;
+    if (n->is_output)
+        ampi_build_fail(AMP_ERR_ARGUMENT, "output: '%s' is one already", n->layer.name);
+    else if (m->output_count == AMP_MAX_OUTPUTS)
+        ampi_build_fail(AMP_ERR_SHAPE, "output: a model has at most %d", AMP_MAX_OUTPUTS);
+    else {
+        m->outputs[m->output_count++] = n;
+        n->is_output = 1;
+    }
+}
+
+AMP_DEF void amp_retain_gradient(amp_model* m, amp_value v) {
+    ampi_node* n = ampi_owner_of(m, v, "retain_gradient");
+    if (n) n->keeps_grad = 1;
+}
+
 /* Names a layer, if the name fits and is UTF-8. */
 AMP_DEF void amp_name(amp_model* m, amp_value v, const char* name) {
     ampi_node* n = ampi_node_of(m, v, "name");
@@ -12465,12 +12561,6 @@ AMP_DEF void amp_group(amp_model* m, amp_value v, int group) {
 }
 
 /* --- finalize, 1: the types that layers compute in and values are kept in --- */
-/* Behind flatten: the node that owns the memory. */
-AMPI_FN ampi_node* ampi_source(ampi_node* n) {
-    while (ampi_is(n, FLATTEN)) n = n->inputs[0];
-    return n;
-}
-
 /* Sets a layer's rule, who chose it, and the type of a LOW one: by its pin, else its region, else
    the policy. A region moves no loss. */
 AMPI_FN void ampi_resolve_rule(const amp_model* m, ampi_node* n) {
@@ -12513,11 +12603,15 @@ AMPI_FN void ampi_resolve_types(amp_model* m) {
         const amp_rule rule = n->layer.rule;
         amp_dtype* t = &n->layer.compute_dtype;  /* that of a LOW layer, so far */
         const amp_dtype first = n->inputs[0] ? n->inputs[0]->visible : AMP_F32;
-        const amp_dtype second = n->inputs[1] ? n->inputs[1]->visible : first;
-        const int gray_is_low = n->leads && (first != AMP_F32 || second != AMP_F32);
+        int are_equal = 1, gray_is_low = n->leads && first != AMP_F32;
+        for (int j = 1; j < n->input_count; j++) {
+            const amp_dtype other = n->inputs[j]->visible;
+            are_equal &= other == first;
+            gray_is_low |= n->leads && other != AMP_F32;
+        }
 
         if (rule == AMP_RULE_FOLLOW) *t = first;
-        else if (rule == AMP_RULE_PROMOTE) *t = first == second ? first : AMP_F32;
+        else if (rule == AMP_RULE_PROMOTE) *t = are_equal ? first : AMP_F32;
         else if (rule == AMP_RULE_FP32 || (rule == AMP_RULE_GRAY && !gray_is_low)) *t = AMP_F32;
 
         n->visible = n->f32_bias || (rule == AMP_RULE_LOW && m->policy.cast_back) ? AMP_F32 : *t;
@@ -12574,8 +12668,9 @@ AMPI_FN amp_result ampi_place_casts(amp_model* m) {
     AMPI_EACH_NODE(n) {
         const amp_dtype wanted = n->layer.compute_dtype;
         n->data_root = n->grad_root = n;
-        n->needs_grad = n->weight != AMPI_NONE;
-        n->users = n->on_loss_path = n->layer.casts = 0;
+        n->needs_grad = n->weight != AMPI_NONE || n->keeps_grad;
+        n->users = n->is_output;
+        n->on_loss_path = n->layer.casts = 0;
         n->casts[0] = n->casts[1] = NULL;
         for (int j = 0; j < n->input_count; j++) {
             ampi_node* source = ampi_source(n->inputs[j]);
@@ -12592,10 +12687,11 @@ AMPI_FN amp_result ampi_place_casts(amp_model* m) {
 
 /* --- finalize, 2: memory of values --- */
 /* May n's gradient (what = AMPI_SHARES_GRAD), or its output too (AMPI_SHARES_BOTH), lie in the
-   memory of its input's? No other node may read that input. */
+   memory of its input's? No other node, nor the caller, may read that input. */
 AMPI_FN int ampi_can_share(const ampi_node* n, int what) {
     const ampi_node* in = n->reads[0];
-    if (n->row->shares < what || in->users != 1 || ampi_stored(in) != ampi_stored(n)) return 0;
+    if (n->row->shares < what || n->keeps_grad || in->users != 1) return 0;
+    if (ampi_stored(in) != ampi_stored(n)) return 0;
     return what == AMPI_SHARES_GRAD || (!ampi_is(in, INPUT) && in->row->reads != AMPI_READS_OUTPUT);
 }
 
@@ -12607,11 +12703,14 @@ AMPI_FN amp_result ampi_mark_paths(amp_model* m) {
     /* From the end, as the owner of a gradient's memory must be known before those that share
        it. */
     for (ampi_node* n = m->last; n; n = n->prev) {
-        n->on_loss_path |= ampi_is_loss(n);
+        n->on_loss_path |= ampi_is_loss(n) || n->is_output;
         for (int j = 0; j < n->input_count; j++) n->reads[j]->on_loss_path |= n->on_loss_path;
         if (ampi_can_share(n, AMPI_SHARES_GRAD)) n->reads[0]->grad_root = n->grad_root;
-        AMPI_REFUSE(m->loss_count && n->weight != AMPI_NONE && !n->on_loss_path, AMP_ERR_SHAPE,
-            "layer %d '%s' has weights, but no loss depends on it", n->number, n->layer.name);
+        AMPI_REFUSE(ampi_has_roots(m) && n->weight != AMPI_NONE && !n->on_loss_path,
+            AMP_ERR_SHAPE, "layer %d '%s' has weights, but no loss depends on it", n->number,
+            n->layer.name);
+        AMPI_REFUSE(n->keeps_grad && !n->on_loss_path, AMP_ERR_SHAPE,
+            "the gradient of '%s' is to be retained, but no loss depends on it", n->layer.name);
     }
 
     /* From the start, as the owner of a value's memory must be. */
@@ -12645,9 +12744,10 @@ AMPI_FN size_t ampi_value_bytes(const amp_model* m, const ampi_node* n) {
 /* Finds each live range's size and times of use. Values that share memory have one size. */
 AMPI_FN void ampi_live_range_times(amp_model* m) {
     const int end = 2 * m->last->time + 1;  /* node n runs backward at end - n->time */
+    const int start = end - m->last->time;
     AMPI_EACH_NODE(n) {
         AMPI_CLEAR(n->live);
-        n->grad_written = 0;
+        n->grad_written = n->is_output;  /* by the seed */
     }
 
     /* In the order of the backward pass: its first contribution to a gradient is written in place,
@@ -12662,6 +12762,12 @@ AMPI_FN void ampi_live_range_times(amp_model* m) {
             ampi_live_range_use(ampi_live_data(n), n->input_count ? n->time : 0, own);
             if (reads == AMPI_READS_OUTPUT) ampi_live_range_use(ampi_live_data(n), back, own);
         }
+
+        /* What the caller reads stays to the end. The seed of an output is there from the start of
+           the backward pass. */
+        if (n->is_output) ampi_live_range_use(ampi_live_data(n), end, own);
+        if (n->is_output && n->needs_grad) ampi_live_range_use(ampi_live_grad(n), start, own);
+        if (n->keeps_grad) ampi_live_range_use(ampi_live_grad(n), end, own);
 
         /* Its inputs' values, and their gradients where the backward pass hands them one: until
            each input's own turn. No loss depends on a flatten: its readers read its input. */
@@ -12777,7 +12883,7 @@ AMPI_FN void ampi_place_param(amp_model* m, ampi_node* n, int index) {
     }
     if (!is_low || m->policy.master_weights)
         p.master = ampi_floats_take(m, AMPI_BLOCK_MASTERS, p.count);
-    if (m->loss_count)
+    if (ampi_has_roots(m))
         p.grad = ampi_block_take(m, AMPI_BLOCK_GRADS, p.count * ampi_type_size(p.grad_dtype));
     if (m->moments > 0) p.m = ampi_floats_take(m, AMPI_BLOCK_MOMENTS, p.count);
     if (m->moments > 1) p.v = ampi_floats_take(m, AMPI_BLOCK_MOMENTS, p.count);
@@ -12903,7 +13009,7 @@ AMPI_FN amp_result ampi_init_values(amp_model* m) {
         /* Where it is. A value without a live range is never touched. */
         n->data = arena + ampi_live_data(n)->offset;
         n->grad = arena + ampi_live_grad(n)->offset;
-        for (int j = 0; j < 2; j++) {
+        for (int j = 0; j < AMPI_MAX_OPERANDS; j++) {
             const ampi_live_range* part = &n->live[AMPI_LIVE_SUMMAND + j];
             n->parts[j] = part->bytes ? arena + part->offset : NULL;
         }
@@ -12955,13 +13061,13 @@ AMPI_FN amp_result ampi_check_names(amp_model* m) {
     return AMP_OK;
 }
 
-/* Opens the optimizer. Without a loss each group is frozen, the one that stands for none, too:
-   parameters have no gradients and no moments then, which only frozen ones may. */
+/* Opens the optimizer. Without a loss or an output each group is frozen, the one that stands for
+   none, too: parameters have no gradients and no moments then, which only frozen ones may. */
 AMPI_FN amp_result ampi_open_training(amp_model* m) {
     amp_optimizer_desc d = m->desc.optimizer;
     amp_param_group groups[AMP_MAX_GROUPS];
 
-    if (m->loss_count == 0) {
+    if (!ampi_has_roots(m)) {
         memcpy(groups, m->groups, sizeof groups);
         for (int i = 0; i < AMP_MAX_GROUPS; i++) groups[i].frozen = 1;
         d.groups = groups;
@@ -12982,7 +13088,7 @@ AMPI_FN amp_result ampi_finalize(amp_model* m) {
     AMPI_TRY(ampi_check_names(m));
     m->moments = amp_optimizer_moments(&m->desc.optimizer);
     if (m->moments < 0) return AMP_ERR_DESC;
-    if (m->loss_count == 0) m->moments = 0;
+    if (!ampi_has_roots(m)) m->moments = 0;
 
     /* Types, then the nodes as they run. */
     ampi_resolve_types(m);
@@ -13173,6 +13279,8 @@ AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
         /* Of shapes, which are ints only, all but pad_end: that shows in the output's size. Fields
            that are younger than checkpoints, frozen and scale, count where they are set. */
         h = ampi_hash_words(h, numbers, AMPI_LENGTH(numbers));
+        for (int j = 2; j < n->input_count; j++)
+            h = ampi_hash_words(h, &n->inputs[j]->number, 1);
         h = ampi_hash_words(h, settings, AMPI_LENGTH(settings));
         if (n->norm.frozen) h = ampi_hash_words(h, &n->norm.frozen, 1);
         h = ampi_hash_words(h, &conv, offsetof(amp_conv2d_shape, pad_end_h) / 4);
@@ -13215,6 +13323,7 @@ AMPI_FN void ampi_start_pass(amp_model* m, const amp_batch* b, int training) {
     m->pass.training = training;
     m->pass.accumulate = m->micro > 0 ? AMP_ACCUMULATE_PARAMS : 0;
     m->pass.grad_factor = (float)(1.0 / ((double)m->desc.accumulate * m->comm.size));
+    m->holds_values = m->holds_grads = 0;
     AMPI_EACH_NODE(n) n->conv.n = n->pool.n = n->norm.n = b->n;
 }
 
@@ -13454,6 +13563,26 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
     return f->convert(dx, dy, count, e);  /* a sum hands its gradient to both; AMPI_OP_CAST */
 }
 
+/* Writes the gradients of outputs, from `seeds` or, where there is none, as 0. The loss scale
+   multiplies before the rounding to 16 bits. */
+AMPI_FN amp_result ampi_load_seeds(amp_model* m, const amp_seeds* seeds) {
+    amp_reading how;
+    AMPI_CLEAR(how);
+    if (seeds && !seeds->scaled) {
+        AMPI_TRY(ampi_refresh(m));
+        how.scale = m->training.scaler.state.scale_in_use * m->pass.grad_factor;
+    }
+    for (int i = 0; i < m->output_count; i++) {
+        const ampi_node* n = m->outputs[i];
+        const size_t count = m->pass.rows * n->features;
+        const amp_ref to = ampi_gradient_of(n), from = seeds ? seeds->gradients[i] : AMP_NONE;
+        if (!n->wants_grad) continue;
+        if (from.data) AMPI_RUN(load, to, from, count, !seeds->on_device, &how);
+        else AMPI_RUN(zero, to.data, count * ampi_type_size(to.dtype));
+    }
+    return AMP_OK;
+}
+
 /* From the losses up. A contribution to a gradient that another reader of the value has already
    written is formed apart, in parts[], then added. */
 AMPI_FN amp_result ampi_backward(amp_model* m) {
@@ -13561,6 +13690,8 @@ AMPI_FN void ampi_doubt_labels(amp_model* m, const void* const* targets, amp_dty
 AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char* what,
         int with_targets) {
     AMPI_TRY(ampi_check_finalized(m, what));
+    AMPI_REFUSE(m->awaits_backward, AMP_ERR_STATE,
+        "%s: amp_forward waits for amp_backward, or amp_discard", what);
     AMPI_REFUSE(!b, AMP_ERR_ARGUMENT, "%s: the batch is NULL", what);
     AMPI_REFUSE(b->n < 1 || b->n > m->desc.batch, AMP_ERR_ARGUMENT,
         "%s: %d samples, the model takes 1 to %d", what, b->n, m->desc.batch);
@@ -13648,7 +13779,8 @@ AMPI_FN void ampi_freeze(amp_model* m) {
         m->grad_list[i].count = p->grad ? p->count : 0;
     }
     AMPI_EACH_NODE(n) {
-        n->wants_grad = ampi_weight_grad(m, n->weight).data || ampi_weight_grad(m, n->bias).data;
+        n->wants_grad = n->keeps_grad || ampi_weight_grad(m, n->weight).data
+            || ampi_weight_grad(m, n->bias).data;
         for (int j = 0; j < n->input_count; j++) n->wants_grad |= n->reads[j]->wants_grad;
     }
 }
@@ -13722,6 +13854,7 @@ AMPI_FN ampi_node* ampi_find_trouble(amp_model* m, char* out, size_t size) {
    hears of each layer once. If not, the loss scale is. */
 AMPI_FN int ampi_is_to_blame(amp_model* m) {
     if (m->trouble[0]) return 1;
+    if (!m->pass.batch) return 0;  /* amp_backward has looked */
     ampi_node* n = ampi_find_trouble(m, m->trouble, sizeof m->trouble);
     if (!n) return 0;
     m->suspect = n;
@@ -13947,11 +14080,10 @@ AMPI_FN amp_result ampi_abandon_open_step(amp_model* m, amp_result why) {
     return ampi_abandon_step(m, why);
 }
 
-/* The same work for each batch; with the last micro-batch all-reduce, check, step or skip, new
-   scale. The first one saves the running statistics, and clears the marks of those that stay. */
-AMPI_FN amp_result ampi_run_step(amp_model* m) {
-    const ampi_allocation *now = &m->blocks[AMPI_BLOCK_RUNNING],
-        *saved = &m->blocks[AMPI_BLOCK_RUNNING_SAVED], *held = &m->blocks[AMPI_BLOCK_HELD];
+/* The training pass up to the losses. The first of a step saves the running statistics, and clears
+   the marks of those that stay. */
+AMPI_FN amp_result ampi_run_forward(amp_model* m) {
+    const ampi_allocation* held = &m->blocks[AMPI_BLOCK_HELD];
     if (m->backend->training_pass) AMPI_RUN(training_pass, &m->training);
     if (!m->pass.accumulate) {
         AMPI_TRY(ampi_copy_running(m, AMPI_BLOCK_RUNNING, AMPI_BLOCK_RUNNING_SAVED));
@@ -13959,11 +14091,24 @@ AMPI_FN amp_result ampi_run_step(amp_model* m) {
     }
     m->saved = 1;
     AMPI_TRY(ampi_forward(m, m->last, 1 /* with losses */));
-    AMPI_RUN(training_losses, &m->training, m->loss_values, m->loss_count);
-    AMPI_TRY(ampi_backward(m));
-    if (m->micro < m->desc.accumulate) return AMP_OK;
+    if (m->loss_count == 0) return AMP_OK;
+    return ampi_run(training_losses, &m->training, m->loss_values, m->loss_count);
+}
+
+/* The end of a step: sum over ranks, check, step or skip, new scale. */
+AMPI_FN amp_result ampi_run_update(amp_model* m) {
+    const ampi_allocation *now = &m->blocks[AMPI_BLOCK_RUNNING],
+        *saved = &m->blocks[AMPI_BLOCK_RUNNING_SAVED];
     AMPI_TRY(ampi_agree(m));
     return ampi_run(training_step, &m->training, now->base, saved->base, saved->bytes);
+}
+
+/* The same work for each batch, with the last micro-batch the update. */
+AMPI_FN amp_result ampi_run_step(amp_model* m) {
+    AMPI_TRY(ampi_run_forward(m));
+    AMPI_TRY(ampi_load_seeds(m, NULL));
+    AMPI_TRY(ampi_backward(m));
+    return m->micro < m->desc.accumulate ? AMP_OK : ampi_run_update(m);
 }
 
 /* The work of a step, or a replay of its record. The key has what differs between calls: the size
@@ -14003,18 +14148,23 @@ AMPI_FN amp_result ampi_report_step(amp_model* m, amp_step_info* info) {
     return AMP_OK;
 }
 
-/* Runs the next micro-batch of a step on a batch that was checked; after a failure the whole step
-   is undone. info: NULL if nobody waits for the outcome. */
-AMPI_FN amp_result ampi_attempt(amp_model* m, const amp_batch* b, amp_step_info* info) {
-    const int is_last = m->micro + 1 == m->desc.accumulate;
+/* Begins the next micro-batch of a step on a batch that was checked. */
+AMPI_FN amp_result ampi_begin_micro(amp_model* m, const amp_batch* b) {
     ampi_start_pass(m, b, 1 /* training */);
     if (m->micro++ == 0) {
         m->trouble[0] = 0;
         m->saved = 0;
         ampi_freeze(m);
     }
-    amp_result r = ampi_run(training_begin, &m->training, 1 /* a step follows */);
-    if (r == AMP_OK) r = ampi_load_batch(m);
+    AMPI_RUN(training_begin, &m->training, 1 /* a step follows */);
+    return ampi_load_batch(m);
+}
+
+/* Runs the next micro-batch of a step on a batch that was checked; after a failure the whole step
+   is undone. info: NULL if nobody waits for the outcome. */
+AMPI_FN amp_result ampi_attempt(amp_model* m, const amp_batch* b, amp_step_info* info) {
+    const int is_last = m->micro + 1 == m->desc.accumulate;
+    amp_result r = ampi_begin_micro(m, b);
     if (r == AMP_OK) r = ampi_replay_step(m);
     if (r != AMP_OK) return ampi_abandon_step(m, r);
 
@@ -14046,13 +14196,16 @@ AMPI_FN amp_result ampi_agree_on_batch(amp_model* m, amp_result own) {
 /* A training pass needs more than evaluation. */
 AMPI_FN amp_result ampi_check_training(amp_model* m, const amp_batch* b, const char* what) {
     AMPI_TRY(ampi_check_batch(m, b, what, 1 /* with targets */));
-    AMPI_REFUSE(m->loss_count == 0, AMP_ERR_STATE, "%s: the model has no loss", what);
+    AMPI_REFUSE(!ampi_has_roots(m), AMP_ERR_STATE, "%s: the model has no loss", what);
     AMPI_REFUSE(m->param_count == 0, AMP_ERR_STATE, "%s: the model has no parameters", what);
     AMPI_EACH_NODE(n)
         AMPI_REFUSE(n->running && !n->norm.frozen && b->n == 1 && n->norm.spatial == 1,
             AMP_ERR_ARGUMENT,
             "%s: layer '%s' needs more than one value per channel, but the batch has 1 sample",
             what, n->layer.name);
+
+    AMPI_REFUSE(m->micro == m->desc.accumulate, AMP_ERR_STATE,
+        "%s: the step waits for amp_update, or amp_discard", what);
 
     /* Earlier micro-batches have made no gradient of what is unfrozen between them. */
     if (m->micro == 0) return AMP_OK;
@@ -14070,6 +14223,9 @@ AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step
     fenv_t floats;
     amp_result r = ampi_check_training(m, batch, "train step");
     if (!ampi_is_final(m)) return r;
+    if (r == AMP_OK && m->loss_count == 0)
+        r = ampi_model_fail(AMP_ERR_STATE,
+            "train step: the model has no loss; amp_backward takes gradients of its outputs");
     if (r == AMP_OK) r = ampi_optimizer_check_rates(&m->training.optimizer, "train step");
     AMPI_TRY(ampi_agree_on_batch(m, r));
     /* nobody asks for the outcome: it is not waited for */
@@ -14101,6 +14257,243 @@ AMP_DEF amp_result amp_train_read(amp_model* m, amp_step_info* info) {
     AMPI_TRY(ampi_read_step(m, m->micro == 0, &told));
     *info = told;
     return m->micro > 0 ? AMP_OK : m->training.limit;
+}
+
+/* --- the parts of a step --- */
+/* Drops the open step; between its passes m->micro counts whole ones. Returns `why`. */
+AMPI_FN amp_result ampi_drop_step(amp_model* m, amp_result why) {
+    const int in_pass = m->awaits_backward;
+    m->awaits_backward = 0;
+    return in_pass ? ampi_abandon_step(m, why) : ampi_abandon_open_step(m, why);
+}
+
+/* Runs the pass up to the losses, and leaves it open for amp_backward. */
+AMP_DEF amp_result amp_forward(amp_model* m, const amp_batch* batch, float* loss) {
+    fenv_t floats;
+    amp_result r = ampi_check_training(m, batch, "forward");
+    if (!ampi_is_final(m)) return r;
+    AMPI_TRY(ampi_agree_on_batch(m, r));
+
+    feholdexcept(&floats);
+    r = ampi_begin_micro(m, batch);
+    if (r == AMP_OK) r = ampi_run_forward(m);
+    if (r == AMP_OK && loss) r = ampi_total_loss(m, loss);
+    fesetenv(&floats);
+    if (r != AMP_OK) return ampi_abandon_step(m, r);
+    m->awaits_backward = m->holds_values = 1;
+    return AMP_OK;
+}
+
+/* Refuses a call without amp_forward, and seeds of which one is no gradient of its output. */
+AMPI_FN amp_result ampi_check_seeds(amp_model* m, const amp_seeds* seeds) {
+    AMPI_REFUSE(!m->awaits_backward, AMP_ERR_STATE, "backward: amp_forward comes first");
+    for (int i = 0; seeds && i < AMP_MAX_OUTPUTS; i++) {
+        const amp_ref g = seeds->gradients[i];
+        if (!g.data) continue;
+        AMPI_REFUSE(i >= m->output_count, AMP_ERR_ARGUMENT,
+            "backward: gradients[%d] is given, but the model has %d outputs", i, m->output_count);
+        AMPI_REFUSE(!ampi_type_size(g.dtype), AMP_ERR_DTYPE,
+            "backward: gradients[%d] is %s, not f32, f16, bf16 or f64", i,
+            amp_dtype_name(g.dtype));
+        AMPI_REFUSE(seeds->on_device && m->backend->reaches && !m->backend->reaches(g.data),
+            AMP_ERR_ARGUMENT, "backward: gradients[%d] is not memory of the backend '%s'", i,
+            m->backend->name);
+    }
+    return AMP_OK;
+}
+
+/* Of the gradient of parameter p, or of all (p NULL), times the loss scale: counts of inf and NaN,
+   and the sum of squares, in *found. */
+AMPI_FN amp_result ampi_scan_gradients(amp_model* m, const amp_param* p, ampi_chunk* found) {
+    float tile[AMPI_BLOCK];
+    AMPI_CLEAR(*found);
+    for (int k = 0; k < m->param_count; k++) {
+        const amp_tensor* t = &m->grad_list[k];
+        if (p && p != &m->params[k]) continue;
+        for (size_t n, at = 0; at < t->count; at += n) {
+            n = ampi_min_size(t->count - at, AMPI_BLOCK);
+            AMPI_RUN(download, amp_f32(tile), ampi_from(amp_ref_of(t->data, t->dtype), at), n);
+            ampi_scan(tile, AMP_F32, at, n, ampi_inf_bits(AMP_F32) - 1, found);
+        }
+    }
+    return AMP_OK;
+}
+
+/* Where a gradient of the pass is not finite, looks for the cause, while the batch is there. The
+   search runs the model. */
+AMPI_FN amp_result ampi_look_for_trouble(amp_model* m) {
+    ampi_chunk found;
+    AMPI_TRY(ampi_scan_gradients(m, NULL, &found));
+    if (found.inf + found.nan == 0) return AMP_OK;
+    ampi_is_to_blame(m);
+    m->holds_values = m->holds_grads = 0;
+    return AMP_OK;
+}
+
+/* Runs the pass down from losses and outputs. An asynchronous backend would have to wait for a look
+   at what it made. */
+AMP_DEF amp_result amp_backward(amp_model* m, const amp_seeds* seeds) {
+    fenv_t floats;
+    AMPI_TRY(ampi_check_finalized(m, "backward"));
+    AMPI_TRY(ampi_fail_together(m, ampi_check_seeds(m, seeds),
+        "backward: the seeds of another rank were refused"));
+
+    feholdexcept(&floats);
+    amp_result r = ampi_load_seeds(m, seeds);
+    if (r == AMP_OK) r = ampi_backward(m);
+    m->holds_grads = r == AMP_OK;
+    if (r == AMP_OK && !m->backend->asynchronous) r = ampi_look_for_trouble(m);
+    fesetenv(&floats);
+    if (r != AMP_OK) return ampi_drop_step(m, r);
+    m->awaits_backward = 0;
+    m->pass.batch = NULL;
+    m->training.passes++;
+    m->stale = m->backend->asynchronous;
+    return AMP_OK;
+}
+
+/* Refuses what needs gradients, for a call of this name: no whole pass, or (all) not all of a
+   step's. */
+AMPI_FN amp_result ampi_check_passes(amp_model* m, int all, const char* what) {
+    AMPI_TRY(ampi_check_finalized(m, what));
+    AMPI_REFUSE(m->awaits_backward || m->micro == 0, AMP_ERR_STATE, "%s: amp_backward comes first",
+        what);
+    AMPI_REFUSE(all && m->micro < m->desc.accumulate, AMP_ERR_STATE,
+        "%s: %d of the step's %d micro-batches were made", what, m->micro, m->desc.accumulate);
+    return AMP_OK;
+}
+
+/* Ends a step, and tells of it as amp_train_step does. */
+AMP_DEF amp_result amp_update(amp_model* m, amp_step_info* info) {
+    amp_step_info told;
+    fenv_t floats;
+    AMPI_TRY(ampi_check_passes(m, 1 /* all */, "update"));
+    AMPI_TRY(ampi_fail_together(m,
+        ampi_optimizer_check_rates(&m->training.optimizer, "update"),
+        "update: the rates of another rank were refused"));
+    AMPI_CLEAR(told);
+    told.attempts = 1;
+
+    feholdexcept(&floats);
+    amp_result r = ampi_run_update(m);
+    if (r == AMP_OK) {
+        m->stale = m->backend->asynchronous;
+        if (info) r = ampi_report_step(m, &told);
+        m->micro = 0;
+        m->stepped = 1;
+        if (r == AMP_OK && info) r = m->training.limit;
+    } else ampi_abandon_open_step(m, r);
+    fesetenv(&floats);
+    if (info && (r == AMP_OK || r == AMP_ERR_OVERFLOW)) *info = told;
+    return r;
+}
+
+AMP_DEF amp_result amp_discard(amp_model* m) {
+    AMPI_TRY(ampi_check_finalized(m, "discard"));
+    return ampi_drop_step(m, AMP_OK);
+}
+
+/* --- what lies between the parts --- */
+/* Divides x[count] by the loss scale in use. */
+AMPI_FN void ampi_divide_by_scale(const amp_model* m, float* x, size_t count) {
+    const double inverse = 1.0 / (double)m->training.scaler.state.scale_in_use;
+    for (size_t i = 0; i < count; i++) x[i] = (float)((double)x[i] * inverse);
+}
+
+AMP_DEF amp_result amp_model_read_value(amp_model* m, amp_value v, float* out) {
+    AMPI_TRY(ampi_check_finalized(m, "read value"));
+    AMPI_REFUSE_NULL("read value", out);
+    ampi_node* n = ampi_find(m, v);
+    if (n) n = ampi_source(n);
+    AMPI_REFUSE(!n || !n->is_output, AMP_ERR_ARGUMENT, "read value: value %d is no output", v.id);
+    AMPI_REFUSE(!m->holds_values, AMP_ERR_STATE,
+        "read value: there is none since the model ran last; amp_forward comes first");
+    return ampi_run(download, amp_f32(out), ampi_output_of(n), m->pass.rows * n->features);
+}
+
+AMP_DEF amp_result amp_model_read_gradient(amp_model* m, amp_value v, float* out) {
+    AMPI_TRY(ampi_check_finalized(m, "read gradient"));
+    AMPI_REFUSE_NULL("read gradient", out);
+    ampi_node* n = ampi_find(m, v);
+    if (n) n = ampi_source(n);
+    AMPI_REFUSE(!n || !n->keeps_grad, AMP_ERR_ARGUMENT,
+        "read gradient: amp_retain_gradient was not called for value %d", v.id);
+    AMPI_REFUSE(m->micro && !m->awaits_backward && !m->holds_grads && !m->pass.batch,
+        AMP_ERR_OVERFLOW, "read gradient: %s", m->trouble[0] ? m->trouble
+        : "gradients overflow at this loss scale");
+    AMPI_REFUSE(!m->holds_grads, AMP_ERR_STATE,
+        "read gradient: there is none since the model ran last; amp_backward comes first");
+    const size_t count = m->pass.rows * n->features;
+    AMPI_TRY(ampi_refresh(m));
+    AMPI_RUN(download, amp_f32(out), ampi_gradient_of(n), count);
+    ampi_divide_by_scale(m, out, count);
+    return AMP_OK;
+}
+
+/* The gradient of p, a parameter of m, in *g; its scale is read back. */
+AMPI_FN amp_result ampi_gradient_to_read(amp_model* m, const amp_param* p, const void* values,
+        amp_ref* g, const char* what) {
+    AMPI_TRY(ampi_check_param(m, p, values, what));
+    AMPI_TRY(ampi_check_passes(m, 0, what));
+    AMPI_REFUSE(!p->grad, AMP_ERR_STATE, "%s: '%s' is frozen", what, p->name);
+    *g = amp_ref_of(p->grad, p->grad_dtype);
+    return ampi_refresh(m);
+}
+
+AMP_DEF amp_result amp_model_read_param_gradient(amp_model* m, const amp_param* p, float* out) {
+    amp_ref g;
+    AMPI_TRY(ampi_gradient_to_read(m, p, out, &g, "read param gradient"));
+    AMPI_RUN(download, amp_f32(out), g, p->count);
+    ampi_divide_by_scale(m, out, p->count);
+    return AMP_OK;
+}
+
+/* Multiplies with the loss scale in tiles, before the rounding to the gradient's type. */
+AMP_DEF amp_result amp_model_write_param_gradient(amp_model* m, const amp_param* p,
+        const float* values) {
+    float tile[AMPI_BLOCK];
+    amp_ref g;
+    AMPI_TRY(ampi_gradient_to_read(m, p, values, &g, "write param gradient"));
+    const float scale = m->training.scaler.state.scale_in_use;
+    for (size_t n, at = 0; at < p->count; at += n) {
+        n = ampi_min_size(p->count - at, AMPI_BLOCK);
+        for (size_t i = 0; i < n; i++) tile[i] = values[at + i] * scale;
+        AMPI_RUN(upload, ampi_from(g, at), amp_f32(tile), n);
+    }
+    return AMP_OK;
+}
+
+/* Clamps gradients as they are, times the loss scale, in tiles on the host. */
+AMP_DEF amp_result amp_model_clip_gradients(amp_model* m, float limit) {
+    float tile[AMPI_BLOCK];
+    AMPI_TRY(ampi_check_passes(m, 0, "clip gradients"));
+    AMPI_REFUSE(limit == 0.0f || !ampi_in_range(&limit, 0.0f, AMPI_FLT_MAX), AMP_ERR_ARGUMENT,
+        "clip gradients: limit %g must be finite and above 0", (double)limit);
+    AMPI_TRY(ampi_refresh(m));
+    limit *= m->training.scaler.state.scale_in_use;
+    for (const amp_tensor* t = m->grad_list; t < m->grad_list + m->param_count; t++) {
+        const amp_ref g = amp_ref_of(t->data, t->dtype);
+        for (size_t n, at = 0; at < t->count; at += n) {
+            n = ampi_min_size(t->count - at, AMPI_BLOCK);
+            AMPI_RUN(download, amp_f32(tile), ampi_from(g, at), n);
+            for (size_t i = 0; i < n; i++)
+                if (ampi_has_finite_bits(&tile[i]))
+                    tile[i] = tile[i] > limit ? limit : tile[i] < -limit ? -limit : tile[i];
+            AMPI_RUN(upload, ampi_from(g, at), amp_f32(tile), n);
+        }
+    }
+    return AMP_OK;
+}
+
+AMP_DEF amp_result amp_model_gradient_norm(amp_model* m, const amp_param* p, double* out) {
+    ampi_chunk found;
+    AMPI_TRY(ampi_check_passes(m, 0, "gradient norm"));
+    AMPI_REFUSE_NULL("gradient norm", out);
+    if (p) AMPI_TRY(ampi_check_param(m, p, out, "gradient norm"));
+    AMPI_TRY(ampi_refresh(m));
+    AMPI_TRY(ampi_scan_gradients(m, p, &found));
+    *out = sqrt(found.sum) / (double)m->training.scaler.state.scale_in_use;
+    return AMP_OK;
 }
 
 /* --- evaluation --- */
@@ -15899,6 +16292,7 @@ AMPI_FN amp_result ampi_stats_pass(amp_model* m, amp_layer_stats* stats) {
     AMPI_RUN(training_begin, &m->training, 0 /* no step follows */);
     AMPI_TRY(ampi_load_batch(m));
     AMPI_TRY(ampi_forward(m, m->last, 1 /* with losses */));
+    AMPI_TRY(ampi_load_seeds(m, NULL));
     AMPI_TRY(ampi_backward(m));
     AMPI_EACH_NODE(n)
         for (int k = 0; k < 2; k++) {
