@@ -524,7 +524,9 @@ AMP_DEF size_t amp_layer_norm_workspace(size_t rows, size_t d);
     X(GELU,      gelu,      INPUT,  1)  /* x * Phi(x), the exact form (erf) */ \
     X(GELU_TANH, gelu_tanh, INPUT,  1)  /* 0.5*x*(1 + tanh(sqrt(2/pi)*(x + 0.044715*x^3))) */ \
     X(TANH,      tanh,      OUTPUT, 1) \
-    X(SIGMOID,   sigmoid,   OUTPUT, 1)  /* 1 / (1 + exp(-x)) */
+    X(SIGMOID,   sigmoid,   OUTPUT, 1)  /* 1 / (1 + exp(-x)) */ \
+    X(SILU,      silu,      INPUT,  1)  /* x * sigmoid(x), also called swish */ \
+    X(HARD_SWISH, hard_swish, INPUT, 0) /* x * min(max(x + 3, 0), 6) / 6 */
 #define AMPI_X(NAME, ...) AMP_##NAME,
 typedef AMPI_ENUM(amp_activation) { AMP_ACTIVATION_LIST(AMPI_X) } amp_activation;
 #undef AMPI_X
@@ -637,7 +639,9 @@ AMP_DEF amp_result amp_bce_with_logits_backward(amp_ref x, amp_ref target,
     X(SOFTMAX_CROSS_ENTROPY, "softmax_cross_entropy", FP32, FP32, LOSS, INPUT, NONE) \
     X(MSE,        "mse",        FP32,    FP32,    LOSS,   INPUT,  NONE) \
     X(BCE_WITH_LOGITS, "bce_with_logits", FP32, FP32, LOSS, INPUT, NONE) \
-    X(GELU_TANH,  "gelu_tanh",  FOLLOW,  LOW,     PLAIN,  INPUT,  GRAD)
+    X(GELU_TANH,  "gelu_tanh",  FOLLOW,  LOW,     PLAIN,  INPUT,  GRAD) \
+    X(SILU,       "silu",       FOLLOW,  LOW,     PLAIN,  INPUT,  GRAD) \
+    X(HARD_SWISH, "hard_swish", FOLLOW,  LOW,     PLAIN,  INPUT,  GRAD)
 #define AMPI_X(name, ...) AMP_OP_##name,
 typedef AMPI_ENUM(amp_op) { AMP_OP_LIST(AMPI_X) } amp_op;
 #undef AMPI_X
@@ -689,6 +693,8 @@ enum { AMP_STYLE_COUNT = 0 AMP_STYLE_LIST(AMPI_COUNT) };
     X(ONEFLOW, O1, LAYER_NORM, GRAY) \
     X(ONEFLOW, O1, GELU, GRAY) \
     X(ONEFLOW, O1, GELU_TANH, GRAY) \
+    X(ONEFLOW, O1, SILU, GRAY) \
+    X(ONEFLOW, O1, HARD_SWISH, FP32) \
     X(ONEFLOW, O1, TANH, GRAY) \
     X(ONEFLOW, O1, SIGMOID, GRAY) \
     X(ONEFLOW, O1, SOFTMAX, GRAY) \
@@ -8304,6 +8310,19 @@ AMPI_HD AMPI_INLINE float ampi_act_gelu_tanh(int hw, float x) {
     return x * ampi_act_sigmoid(hw, x * ampi_fma(hw, AMPI_GELU_C1, x * x, AMPI_GELU_C0));
 }
 
+AMPI_HD AMPI_INLINE float ampi_act_silu(int hw, float x) {
+    return x * ampi_act_sigmoid(hw, x);
+}
+
+/* min(max(x + 3, 0), 6) / 6; of a NaN a NaN. */
+AMPI_HD AMPI_INLINE float ampi_hard_sigmoid(float x) {
+    return (ampi_clamp(x, 3.0f) + 3.0f) * 0.166666672f;
+}
+
+AMPI_HD AMPI_INLINE float ampi_act_hard_swish(int hw AMPI_MAYBE, float x) {
+    return x * ampi_hard_sigmoid(x);
+}
+
 /* dy times the derivative of x * cdf(x), cdf + x * density of the normal distribution. */
 AMPI_HD AMPI_INLINE float ampi_slope_gelu(int hw, float dy, float x) {
     float density, cdf = ampi_normal_cdf(hw, x, &density);
@@ -8312,17 +8331,33 @@ AMPI_HD AMPI_INLINE float ampi_slope_gelu(int hw, float dy, float x) {
     return dy * ampi_fma(hw, x * 0.398942280f, density, cdf);
 }
 
-/* The derivative of the tanh form of GELU: s + x * s * (1 - s) * slope of the argument z, s the
-   logistic function of z. Beyond |x| = 16 it is 0 or 1 in float; x is clamped there, so that no
-   infinity * 0 becomes a NaN. */
-AMPI_HD AMPI_INLINE float ampi_slope_gelu_tanh(int hw, float dy, float x) {
-    float c = ampi_clamp(x, 16.0f), square = c * c;
-    float z = c * ampi_fma(hw, AMPI_GELU_C1, square, AMPI_GELU_C0), slope;
+/* dy times the derivative of x * s, s the logistic function of z: s + x * s * (1 - s) * slope,
+   slope that of z. */
+AMPI_HD AMPI_INLINE float ampi_slope_gated(int hw, float dy, float x, float z, float slope) {
     /* the smaller of s and 1-s: s*(1-s) is accurate */
     float e = ampi_exp(hw, -ampi_abs(z)), tail = e / (1.0f + e);
-    slope = ampi_fma(hw, 3.0f * AMPI_GELU_C1, square, AMPI_GELU_C0);
-    return dy * ampi_fma(hw, c * (tail * (1.0f - tail)), slope,
+    return dy * ampi_fma(hw, x * (tail * (1.0f - tail)), slope,
         ampi_select(ampi_mask((int)(ampi_bits(z) >> 31)), tail, 1.0f - tail));
+}
+
+/* Of the tanh form of GELU. Beyond |x| = 16 the derivative is 0 or 1 in float; x is clamped there,
+   so that no infinity * 0 becomes a NaN. */
+AMPI_HD AMPI_INLINE float ampi_slope_gelu_tanh(int hw, float dy, float x) {
+    const float c = ampi_clamp(x, 16.0f), square = c * c;
+    return ampi_slope_gated(hw, dy, c, c * ampi_fma(hw, AMPI_GELU_C1, square, AMPI_GELU_C0),
+        ampi_fma(hw, 3.0f * AMPI_GELU_C1, square, AMPI_GELU_C0));
+}
+
+/* Clamped likewise, where exp(-|x|) is 0. */
+AMPI_HD AMPI_INLINE float ampi_slope_silu(int hw, float dy, float x) {
+    const float c = ampi_clamp(x, 128.0f);
+    return ampi_slope_gated(hw, dy, c, c, 1.0f);
+}
+
+/* The derivative is x/3 + 1/2 within |x| < 3, and 0 or 1, which the hard sigmoid is, elsewhere. */
+AMPI_HD AMPI_INLINE float ampi_slope_hard_swish(int hw, float dy, float x) {
+    const uint32_t inside = ampi_mask(ampi_magnitude(x) < ampi_bits(3.0f));
+    return dy * ampi_select(inside, ampi_fma(hw, x, 0.333333343f, 0.5f), ampi_hard_sigmoid(x));
 }
 
 AMPI_HD AMPI_INLINE float ampi_slope_tanh(int hw, float dy, float y) {
@@ -11536,7 +11571,7 @@ static const struct {
     { "conversions", ampi_probe_conversions, 0x3bf33cb49c244b25u },
     { "products", ampi_probe_products, 0x0b48544edb7bd895u },
     { "sums", ampi_probe_sums, 0xcf24d2e4ea24d908u },
-    { "exp, log and activations", ampi_probe_exp, 0x4562a2ac2e78ba18u },
+    { "exp, log and activations", ampi_probe_exp, 0xe0e47242e51a1f02u },
     { "optimizer steps", ampi_probe_optimizer, 0x19c5644098ed4aa3u },
     { "loss scales", ampi_probe_scale, 0x3ecede27b5528162u },
 };

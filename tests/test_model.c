@@ -295,15 +295,19 @@ static double act(amp_op op, double x) {
     if (op == AMP_OP_GELU_TANH) return x * tanh_gate(x);
     if (op == AMP_OP_TANH) return tanh(x);
     if (op == AMP_OP_SIGMOID) return 1.0 / (1.0 + exp(-x));
+    if (op == AMP_OP_SILU) return x / (1.0 + exp(-x));
+    if (op == AMP_OP_HARD_SWISH) return x * fmin(fmax(x + 3.0, 0.0), 6.0) / 6.0;
     return x;   /* dropout with p = 0, flatten */
 }
-/* From the stored output, as the library does; the GELUs from their input. */
+/* From the stored output or the input, as the library does. */
 static double act_slope(amp_op op, double x, double y) {
     if (op == AMP_OP_RELU) return y > 0.0 ? 1.0 : 0.0;
     if (op == AMP_OP_GELU) return phi(x) + x * exp(-0.5 * x * x) / sqrt(2.0 * 3.14159265358979323846);
     if (op == AMP_OP_GELU_TANH) return tanh_gate(x) * (1.0 + x * (1.0 - tanh_gate(x)) * tanh_gate_slope(x));
     if (op == AMP_OP_TANH) return 1.0 - y * y;
     if (op == AMP_OP_SIGMOID) return y * (1.0 - y);
+    if (op == AMP_OP_SILU) return (1.0 + x / (1.0 + exp(x))) / (1.0 + exp(-x));
+    if (op == AMP_OP_HARD_SWISH) return fabs(x) < 3.0 ? x / 3.0 + 0.5 : x > 0.0;
     return 1.0;
 }
 
@@ -686,7 +690,7 @@ static int random_partner(int a, int same_channels) {
 }
 static int random_layer(void) {
     static const amp_op same[] = { AMP_OP_RELU, AMP_OP_GELU, AMP_OP_TANH, AMP_OP_SIGMOID, AMP_OP_DROPOUT, AMP_OP_RELU,
-                                  AMP_OP_TANH, AMP_OP_GELU_TANH };
+                                  AMP_OP_TANH, AMP_OP_GELU_TANH, AMP_OP_SILU, AMP_OP_HARD_SWISH };
     int x = random_value(), small = net[x].h < net[x].w ? net[x].h : net[x].w;
     unsigned kind = test_random() % 16;
     int out = 2 + 2 * (int)(test_random() % 3), kernel = 1 + (int)(test_random() % 3), stride = 1 + (int)(test_random() % 2);

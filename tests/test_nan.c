@@ -151,7 +151,8 @@ static void tables(amp_dtype t, int kind) {
     memset(&e, 0, sizeof e);
     e.workspace = memory;
     e.workspace_size = sizeof memory;
-    for (f = AMP_GELU; f <= AMP_GELU_TANH; f++) {
+    for (f = AMP_GELU; f <= AMP_SILU; f++) {
+        if (f == AMP_TANH || f == AMP_SIGMOID) continue;
         array x = random_array(t, n, kind, 31), dy = random_array(t, n, kind, 7), y = make(t, n), dx = make(t, n);
         CHECK(amp_activation_forward((amp_activation)f, amp_ref_of(x.p, t), amp_ref_of(y.p, t), n,
             &e) == AMP_OK);
