@@ -542,6 +542,14 @@ AMP_DEF amp_result amp_activation_forward(amp_activation f, amp_ref x, amp_ref y
 AMP_DEF amp_result amp_activation_backward(amp_activation f, amp_ref dy, amp_ref saved,
     amp_ref dx, int accumulate, size_t n, const amp_exec* exec);
 
+/* y = x where x > 0, else slope * x; slope is finite and >= 0. x and y may be the same. */
+AMP_DEF amp_result amp_leaky_relu_forward(amp_ref x, amp_ref y, size_t n, float slope,
+    const amp_exec* exec);
+/* dx = dy where `saved`, x or y, is > 0, else slope * dy. dx and dy may be the same, unless dx is
+   added to. */
+AMP_DEF amp_result amp_leaky_relu_backward(amp_ref dy, amp_ref saved, amp_ref dx, int accumulate,
+    size_t n, float slope, const amp_exec* exec);
+
 /* Softmax of the rows of x[R,D]; a row of -inf only gives NaN, as in PyTorch. x and y may be the
    same. */
 AMP_DEF amp_result amp_softmax_forward(amp_ref x, amp_ref y, size_t rows, size_t d,
@@ -641,7 +649,8 @@ AMP_DEF amp_result amp_bce_with_logits_backward(amp_ref x, amp_ref target,
     X(BCE_WITH_LOGITS, "bce_with_logits", FP32, FP32, LOSS, INPUT, NONE) \
     X(GELU_TANH,  "gelu_tanh",  FOLLOW,  LOW,     PLAIN,  INPUT,  GRAD) \
     X(SILU,       "silu",       FOLLOW,  LOW,     PLAIN,  INPUT,  GRAD) \
-    X(HARD_SWISH, "hard_swish", FOLLOW,  LOW,     PLAIN,  INPUT,  GRAD)
+    X(HARD_SWISH, "hard_swish", FOLLOW,  LOW,     PLAIN,  INPUT,  GRAD) \
+    X(LEAKY_RELU, "leaky_relu", FOLLOW,  LOW,     PLAIN,  OUTPUT, BOTH)
 #define AMPI_X(name, ...) AMP_OP_##name,
 typedef AMPI_ENUM(amp_op) { AMP_OP_LIST(AMPI_X) } amp_op;
 #undef AMPI_X
@@ -695,6 +704,7 @@ enum { AMP_STYLE_COUNT = 0 AMP_STYLE_LIST(AMPI_COUNT) };
     X(ONEFLOW, O1, GELU_TANH, GRAY) \
     X(ONEFLOW, O1, SILU, GRAY) \
     X(ONEFLOW, O1, HARD_SWISH, FP32) \
+    X(ONEFLOW, O1, LEAKY_RELU, FP32) \
     X(ONEFLOW, O1, TANH, GRAY) \
     X(ONEFLOW, O1, SIGMOID, GRAY) \
     X(ONEFLOW, O1, SOFTMAX, GRAY) \
@@ -1291,6 +1301,8 @@ AMP_DEF amp_value amp_layer_norm_with(amp_model* m, amp_value x, const amp_norm_
 #define AMPI_X(NAME, name, ...) AMP_DEF amp_value amp_##name(amp_model* m, amp_value x);
 AMP_ACTIVATION_LIST(AMPI_X)
 #undef AMPI_X
+/* slope >= 0, of x < 0: 0.01 in PyTorch */
+AMP_DEF amp_value amp_leaky_relu(amp_model* m, amp_value x, float slope);
 AMP_DEF amp_value amp_softmax(amp_model* m, amp_value x);  /* over C*H*W */
 /* p in [0,1); nothing in evaluation */
 AMP_DEF amp_value amp_dropout(amp_model* m, amp_value x, float p);
@@ -1854,6 +1866,8 @@ struct amp_backend {
         amp_ref, amp_ref, amp_ref, int, size_t, size_t)
     AMPI_ENTRY(activation_forward, amp_activation, amp_ref, amp_ref, size_t)
     AMPI_ENTRY(activation_backward, amp_activation, amp_ref, amp_ref, amp_ref, int, size_t)
+    AMPI_ENTRY(leaky_relu_forward, amp_ref, amp_ref, size_t, float)
+    AMPI_ENTRY(leaky_relu_backward, amp_ref, amp_ref, amp_ref, int, size_t, float)
     AMPI_ENTRY(softmax_forward, amp_ref, amp_ref, size_t, size_t)
     AMPI_ENTRY(softmax_backward, amp_ref, amp_ref, amp_ref, int, size_t, size_t)
     AMPI_ENTRY(dropout_forward, amp_ref, amp_ref, size_t, float p, uint64_t seed, uint64_t offset,
@@ -8368,6 +8382,11 @@ AMPI_HD AMPI_INLINE float ampi_slope_sigmoid(int hw AMPI_MAYBE, float dy, float 
     return dy * (y * (1.0f - y));
 }
 
+/* x where s, leaky ReLU's x or y, is above 0, else slope * x. */
+AMPI_HD AMPI_INLINE float ampi_leaky(float x, float s, float slope) {
+    return ampi_select(ampi_mask(ampi_bits(s) - 1u < 0x7f800000u), x, slope * x);
+}
+
 /* x: a logit. */
 AMPI_HD AMPI_INLINE float ampi_bce_term(int hw, float x, float target) {
     return ampi_fma(hw, -x, target, ampi_act_relu(hw, x))
@@ -8376,14 +8395,14 @@ AMPI_HD AMPI_INLINE float ampi_bce_term(int hw, float x, float target) {
 
 /* Terms and slopes of losses that are means over elements. */
 typedef enum ampi_loss {
-    AMPI_MSE = 2 * AMP_ACTIVATION_COUNT, AMPI_BCE, AMPI_MSE_SLOPE, AMPI_BCE_SLOPE
+    AMPI_MSE = 2 * (AMP_ACTIVATION_COUNT + 1), AMPI_BCE, AMPI_MSE_SLOPE, AMPI_BCE_SLOPE
 } ampi_loss;
 
-/* Operations on elements a and b: an activation f of a; its gradient AMPI_SLOPE + f, where a is dy
-   and b is `saved`; a loss, where b is the target; the logarithm of a, p * a + b, a + b, a * b. p:
-   a factor. */
+/* Operations on elements a and b: an activation f of a, or leaky ReLU; its gradient AMPI_SLOPE + f,
+   where a is dy and b is `saved`; a loss, where b is the target; the logarithm of a, p * a + b, a +
+   b, a * b. p: a factor. */
 enum {
-    AMPI_SLOPE = AMP_ACTIVATION_COUNT,
+    AMPI_LEAKY = AMP_ACTIVATION_COUNT, AMPI_SLOPE,
     AMPI_ADD = AMPI_BCE_SLOPE + 1, AMPI_LOG, AMPI_ADD_TO_PRODUCT, AMPI_MULTIPLY
 };
 
@@ -8404,6 +8423,8 @@ AMPI_KERNEL(ampi_elementwise, (int op, float* y, const float* a, const float* b,
         AMPI_CASE(AMPI_SLOPE + (int)AMP_##NAME, ampi_slope_##name(hw, a[i], b[i]));
         AMP_ACTIVATION_LIST(AMPI_X)
 #undef AMPI_X
+        AMPI_CASE(AMPI_LEAKY, ampi_leaky(a[i], a[i], p));
+        AMPI_CASE(AMPI_SLOPE + AMPI_LEAKY, ampi_leaky(a[i], b[i], p));
 
         AMPI_CASE(AMPI_MSE, a[i] - b[i]);
         AMPI_CASE(AMPI_BCE, ampi_bce_term(hw, a[i], b[i]));
@@ -8442,7 +8463,7 @@ AMPI_FN void ampi_elements(int op, float p, const ampi_argument* list, size_t n)
 AMPI_FN int ampi_table_pays(int op, amp_dtype t, size_t n) {
     static const unsigned char slow[] = {
 #define AMPI_X(NAME, name, reads, slow) slow,
-        AMP_ACTIVATION_LIST(AMPI_X)
+        AMP_ACTIVATION_LIST(AMPI_X) 0,
 #undef AMPI_X
 #define AMPI_X(NAME, name, reads, slow) slow && AMPI_READS_##reads == AMPI_READS_INPUT,
         AMP_ACTIVATION_LIST(AMPI_X)
@@ -8525,6 +8546,43 @@ AMP_DEF amp_result amp_activation_backward(amp_activation f, amp_ref dy, amp_ref
     AMPI_CHECK("activation backward", n, list);
     AMPI_COMPUTE_OP;
     ampi_activation_run(AMPI_SLOPE + (int)f, list, n, exec);
+    AMPI_DONE_OP;
+}
+
+/* Refuses a slope of leaky ReLU that is negative, infinite or a NaN. */
+AMPI_FN amp_result ampi_check_leaky(const amp_exec* exec, float slope) {
+    AMPI_REFUSE_OP(!ampi_in_range(&slope, 0.0f, AMPI_FLT_MAX), AMP_ERR_DESC,
+        "leaky relu: slope %g must be finite and not negative", (double)slope);
+    return AMP_OK;
+}
+
+/* Checks the operands, then applies the function in tiles. */
+AMP_DEF amp_result amp_leaky_relu_forward(amp_ref x, amp_ref y, size_t n, float slope,
+        const amp_exec* exec) {
+    const ampi_argument list[] = {
+        AMPI_ARG(x, AMPI_SAME, n),
+        AMPI_ARG(y, AMPI_OUT | AMPI_SAME, n)
+    };
+    AMPI_TRY(ampi_check_leaky(exec, slope));
+    AMPI_CHECK("leaky relu", n, list);
+    AMPI_COMPUTE_OP;
+    ampi_elements(AMPI_LEAKY, slope, list, n);
+    AMPI_DONE_OP;
+}
+
+/* Checks the operands, then multiplies dy by 1 or the slope in tiles. */
+AMP_DEF amp_result amp_leaky_relu_backward(amp_ref dy, amp_ref saved, amp_ref dx, int accumulate,
+        size_t n, float slope, const amp_exec* exec) {
+    const int same = accumulate & AMP_ACCUMULATE_INPUT ? AMPI_IN : AMPI_SAME;
+    const ampi_argument list[] = {
+        AMPI_ARG(dy, same, n),
+        AMPI_ARG(dx, ampi_gradient_use(accumulate, AMP_ACCUMULATE_INPUT) | same, n),
+        AMPI_ARG(saved, AMPI_IN, n)
+    };
+    AMPI_TRY(ampi_check_leaky(exec, slope));
+    AMPI_CHECK("leaky relu backward", n, list);
+    AMPI_COMPUTE_OP;
+    ampi_elements(AMPI_SLOPE + AMPI_LEAKY, slope, list, n);
     AMPI_DONE_OP;
 }
 
@@ -11734,8 +11792,8 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
         /* operators */
         amp_gemm_workspace, amp_conv2d_workspace, amp_layer_norm_workspace,
         amp_gemm, AMPI_BOTH(linear), AMPI_BOTH(conv2d), AMPI_BOTH(pool2d),
-        AMPI_BOTH(batch_norm), AMPI_BOTH(layer_norm), AMPI_BOTH(activation), AMPI_BOTH(softmax),
-        ampi_cpu_dropout, amp_add_forward, AMPI_BOTH(concat),
+        AMPI_BOTH(batch_norm), AMPI_BOTH(layer_norm), AMPI_BOTH(activation), AMPI_BOTH(leaky_relu),
+        AMPI_BOTH(softmax), ampi_cpu_dropout, amp_add_forward, AMPI_BOTH(concat),
         AMPI_BOTH(softmax_cross_entropy), AMPI_BOTH(mse), AMPI_BOTH(bce_with_logits),
 
         /* training_open and so on */
@@ -11799,7 +11857,8 @@ typedef struct ampi_node {
     amp_conv2d_shape conv;
     amp_pool2d_shape pool;
     amp_batch_norm_shape norm;   /* of a layer norm: eps */
-    float p;                     /* dropout: the share of elements that become 0 */
+    float p;                     /* dropout: the share of elements that become 0; leaky ReLU: the
+                                    slope */
     float loss_weight, smoothing;
     float *running, *stats;      /* norms: means, then variances; running, and of the batch */
     void* target;                /* of a loss: labels or floats of the batch */
@@ -12326,12 +12385,21 @@ AMP_ACTIVATION_LIST(AMPI_X)
 #undef AMPI_X
 AMPI_UNARY(SOFTMAX, softmax)
 
-/* Refuses a probability outside of [0,1). */
-AMP_DEF amp_value amp_dropout(amp_model* m, amp_value x, float p) {
-    AMPI_DRAFT(n, AMP_OP_DROPOUT, x);
-    ampi_draft_range(m, "probability", &p, AMPI_BELOW_ONE);
+/* Adds a layer with a number p, which is at least 0; refuses one above `limit`. */
+AMPI_FN amp_value ampi_unary_with(amp_model* m, amp_op op, amp_value x, const char* what, float p,
+        float limit) {
+    AMPI_DRAFT(n, op, x);
+    ampi_draft_range(m, what, &p, limit);
     n->p = p;
     return ampi_layer_add(m);
+}
+
+AMP_DEF amp_value amp_dropout(amp_model* m, amp_value x, float p) {
+    return ampi_unary_with(m, AMP_OP_DROPOUT, x, "probability", p, AMPI_BELOW_ONE);
+}
+
+AMP_DEF amp_value amp_leaky_relu(amp_model* m, amp_value x, float slope) {
+    return ampi_unary_with(m, AMP_OP_LEAKY_RELU, x, "slope", slope, AMPI_FLT_MAX);
 }
 
 /* Adds a view of x as rows; it never runs, its readers read x. */
@@ -13482,6 +13550,7 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
             return f->layer_norm_forward(x, w, b, norm.eps, mean, ampi_variance(m, n), y, rows,
                 n->features, e);
         AMP_ACTIVATION_LIST(AMPI_CASE_FORWARD)
+        case AMP_OP_LEAKY_RELU: return f->leaky_relu_forward(x, y, count, n->p, e);
         case AMP_OP_SOFTMAX: return f->softmax_forward(x, y, rows, n->features, e);
         case AMP_OP_DROPOUT: return ampi_run_dropout(m, n, x, y);
         case AMP_OP_ADD: return f->add_forward(x, ampi_output_of(second), y, count, e);
@@ -13581,6 +13650,8 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
             return f->layer_norm_backward(dy, saved, w, 0.0f /* eps: statistics are given */, mean,
                 ampi_variance(m, n), dx, dw, db, add, rows, n->features, e);
         AMP_ACTIVATION_LIST(AMPI_CASE_BACKWARD)
+        case AMP_OP_LEAKY_RELU:
+            return f->leaky_relu_backward(dy, saved, dx, 0 /* accumulate */, count, n->p, e);
         case AMP_OP_SOFTMAX:
             return f->softmax_backward(dy, saved, dx, 0 /* accumulate */, rows, n->features, e);
         case AMP_OP_DROPOUT: return ampi_run_dropout(m, n, dy, dx);

@@ -5023,6 +5023,8 @@ static amp_result ampi_cuda_map_run(const amp_exec* exec, const char* op, const 
 struct ampi_op_activation { amp_activation f; };
 struct ampi_op_activation_slope { amp_activation f; int add; };
 AMPI_D int ampi_d_adds(const ampi_op_activation_slope& op) { return op.add; }
+struct ampi_op_leaky { float slope; int add; };
+AMPI_D int ampi_d_adds(const ampi_op_leaky& op) { return op.add; }
 struct ampi_op_add { int unused; };
 struct ampi_op_dropout {
     float p, scale;
@@ -5045,6 +5047,10 @@ AMPI_D void ampi_d_apply(const ampi_op_activation_slope& op, float (&dy)[8], flo
             break;
     switch (op.f) { AMP_ACTIVATION_LIST(AMPI_X) }
 #undef AMPI_X
+}
+
+AMPI_D void ampi_d_apply(const ampi_op_leaky& op, float (&v)[8], float (&s)[8], size_t) {
+    for (int j = 0; j < 8; j++) v[j] = ampi_leaky(v[j], s[j], op.slope);
 }
 
 AMPI_D void ampi_d_apply(const ampi_op_add&, float (&v)[8], float (&w)[8], size_t) {
@@ -5085,6 +5091,31 @@ AMPI_CUDA(activation_backward, amp_activation f, amp_ref dy, amp_ref saved, amp_
         AMPI_ARG(dx, AMPI_OUT | AMPI_NULL | same, n) };
     const ampi_op_activation_slope functor = { f, add };
     AMPI_TRY(ampi_check_activation(exec, f));
+    AMPI_CUDA_CHECK(op, n, list);
+    if (!dx.data) return AMP_OK;
+    return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(dy, saved, dx, n), functor);
+}
+
+/* The table's leaky_relu_forward: the backward kernel, where dy and `saved` are x. */
+AMPI_CUDA(leaky_relu_forward, amp_ref x, amp_ref y, size_t n, float slope) {
+    const char* op = "amp_cuda_leaky_relu_forward";
+    const ampi_argument list[] = {
+        AMPI_ARG(x, AMPI_SAME, n), AMPI_ARG(y, AMPI_OUT | AMPI_SAME, n) };
+    const ampi_op_leaky functor = { slope, 0 };
+    AMPI_TRY(ampi_check_leaky(exec, slope));
+    AMPI_CUDA_CHECK(op, n, list);
+    return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(x, x, y, n), functor);
+}
+
+/* The table's leaky_relu_backward. */
+AMPI_CUDA(leaky_relu_backward, amp_ref dy, amp_ref saved, amp_ref dx, int accumulate, size_t n,
+        float slope) {
+    const char* op = "amp_cuda_leaky_relu_backward";
+    const int add = accumulate & AMP_ACCUMULATE_INPUT, same = add ? AMPI_IN : AMPI_SAME;
+    const ampi_argument list[] = { AMPI_ARG(dy, same, n), AMPI_ARG(saved, AMPI_IN, n),
+        AMPI_ARG(dx, AMPI_OUT | AMPI_NULL | same, n) };
+    const ampi_op_leaky functor = { slope, add };
+    AMPI_TRY(ampi_check_leaky(exec, slope));
     AMPI_CUDA_CHECK(op, n, list);
     if (!dx.data) return AMP_OK;
     return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(dy, saved, dx, n), functor);
@@ -8487,7 +8518,8 @@ AMP_DEF const amp_backend* amp_cuda_backend(void) {
         ampi_cuda_gemm, ampi_cuda_linear_forward<0>, ampi_cuda_linear_backward,
         ampi_cuda_conv2d_forward<0>, ampi_cuda_conv2d_backward, AMPI_CUDA_BOTH(pool2d),
         AMPI_CUDA_BOTH(batch_norm), AMPI_CUDA_BOTH(layer_norm),
-        AMPI_CUDA_BOTH(activation), AMPI_CUDA_BOTH(softmax), ampi_cuda_dropout_forward,
+        AMPI_CUDA_BOTH(activation), AMPI_CUDA_BOTH(leaky_relu), AMPI_CUDA_BOTH(softmax),
+        ampi_cuda_dropout_forward,
         ampi_cuda_add_forward, AMPI_CUDA_BOTH(concat),
         AMPI_CUDA_BOTH(softmax_cross_entropy),
         ampi_cuda_loss_forward<AMPI_MSE>, ampi_cuda_loss_backward<AMPI_MSE>,

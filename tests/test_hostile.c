@@ -441,6 +441,10 @@ static void operator_numbers(void) {
         smooth.smoothing = v;
         REFUSED(AMP_ERR_DESC, names[i], amp_dropout_forward(amp_f32(F), amp_f32(F + 50), 4, v, 1,
             0, &quiet));
+        REFUSED(AMP_ERR_DESC, names[i], amp_leaky_relu_forward(amp_f32(F), amp_f32(F + 50), 4, v,
+            &quiet));
+        REFUSED(AMP_ERR_DESC, names[i], amp_leaky_relu_backward(amp_f32(F), amp_f32(F),
+            amp_f32(F + 50), 0, 4, v, &quiet));
         REFUSED(AMP_ERR_DESC, names[i], amp_layer_norm_forward(amp_f32(F), AMP_NONE, AMP_NONE, v,
             NULL, NULL, amp_f32(F + 50), 2, 2, &quiet));
         REFUSED(AMP_ERR_DESC, names[i], amp_softmax_cross_entropy_forward(amp_f32(F), labels, &smooth,
@@ -507,6 +511,10 @@ static void null_operands(void) {
             amp_ref_of(N(0, x), T), amp_ref_of(N(1, z), T), 5, &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "activation backward", amp_activation_backward(AMP_GELU,
             amp_ref_of(N(0, x), T), amp_ref_of(N(1, y), T), amp_ref_of(z, T), 0, 5, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "leaky relu", amp_leaky_relu_forward(amp_ref_of(N(0, x), T),
+            amp_ref_of(N(1, z), T), 5, 0.1f, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "leaky relu backward", amp_leaky_relu_backward(
+            amp_ref_of(N(0, x), T), amp_ref_of(N(1, y), T), amp_ref_of(z, T), 0, 5, 0.1f, &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "softmax", amp_softmax_forward(amp_ref_of(N(0, x), T),
             amp_ref_of(N(1, z), T), 2, 4, &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "softmax backward", amp_softmax_backward(amp_ref_of(N(0, x), T),
@@ -855,6 +863,13 @@ static amp_result call_activation_backward(void* const* p) {
     return amp_activation_backward(AMP_TANH, amp_ref_of(p[0], T), amp_ref_of(p[1], T),
         amp_ref_of(p[2], T), 0, 9, &quiet);
 }
+static amp_result call_leaky(void* const* p) {
+    return amp_leaky_relu_forward(amp_ref_of(p[0], T), amp_ref_of(p[1], T), 9, 3.0f, &quiet);
+}
+static amp_result call_leaky_backward(void* const* p) {
+    return amp_leaky_relu_backward(amp_ref_of(p[0], T), amp_ref_of(p[1], T), amp_ref_of(p[2], T),
+        0, 9, 3.0f, &quiet);
+}
 static amp_result call_softmax(void* const* p) { return amp_softmax_forward(amp_ref_of(p[0], T),
     amp_ref_of(p[1], T), 3, 5, &quiet); }
 static amp_result call_softmax_backward(void* const* p) {
@@ -907,6 +922,8 @@ static const overlap_case overlap_cases[] = {
     { "activation", call_activation, { 36, 36 }, 2u, { 0, 1, -1 } },
     { "activation, two types", call_activation_of_types, { 36, 18 }, 2u, { -1 } },
     { "activation backward", call_activation_backward, { 36, 36, 36 }, 4u, { 0, 2, -1 } },
+    { "leaky relu", call_leaky, { 36, 36 }, 2u, { 0, 1, -1 } },
+    { "leaky relu backward", call_leaky_backward, { 36, 36, 36 }, 4u, { 0, 2, -1 } },
     { "softmax", call_softmax, { 60, 60 }, 2u, { 0, 1, -1 } },
     { "softmax backward", call_softmax_backward, { 60, 60, 60 }, 4u, { -1 } },
     { "dropout", call_dropout, { 36, 36 }, 2u, { 0, 1, -1 } },

@@ -113,6 +113,7 @@ static int b_same(int x, amp_op op) {
 #undef X
     if (op == AMP_OP_SOFTMAX) v = amp_softmax(net_model, v);
     if (op == AMP_OP_DROPOUT) v = amp_dropout(net_model, v, 0.0f);
+    if (op == AMP_OP_LEAKY_RELU) v = amp_leaky_relu(net_model, v, 0.25f);
     return net_node(op, x, -1, net[x].c, net[x].h, net[x].w, v);
 }
 static int b_flatten(int x) {
@@ -291,6 +292,7 @@ static double tanh_gate(double x) { return 1.0 / (1.0 + exp(-1.5957691216057307 
 static double tanh_gate_slope(double x) { return 1.5957691216057307 * (1.0 + 3.0 * 0.044715 * x * x); }
 static double act(amp_op op, double x) {
     if (op == AMP_OP_RELU) return x > 0.0 ? x : 0.0;
+    if (op == AMP_OP_LEAKY_RELU) return x > 0.0 ? x : 0.25 * x;
     if (op == AMP_OP_GELU) return x * phi(x);
     if (op == AMP_OP_GELU_TANH) return x * tanh_gate(x);
     if (op == AMP_OP_TANH) return tanh(x);
@@ -302,6 +304,7 @@ static double act(amp_op op, double x) {
 /* From the stored output or the input, as the library does. */
 static double act_slope(amp_op op, double x, double y) {
     if (op == AMP_OP_RELU) return y > 0.0 ? 1.0 : 0.0;
+    if (op == AMP_OP_LEAKY_RELU) return y > 0.0 ? 1.0 : 0.25;
     if (op == AMP_OP_GELU) return phi(x) + x * exp(-0.5 * x * x) / sqrt(2.0 * 3.14159265358979323846);
     if (op == AMP_OP_GELU_TANH) return tanh_gate(x) * (1.0 + x * (1.0 - tanh_gate(x)) * tanh_gate_slope(x));
     if (op == AMP_OP_TANH) return 1.0 - y * y;
@@ -690,7 +693,8 @@ static int random_partner(int a, int same_channels) {
 }
 static int random_layer(void) {
     static const amp_op same[] = { AMP_OP_RELU, AMP_OP_GELU, AMP_OP_TANH, AMP_OP_SIGMOID, AMP_OP_DROPOUT, AMP_OP_RELU,
-                                  AMP_OP_TANH, AMP_OP_GELU_TANH, AMP_OP_SILU, AMP_OP_HARD_SWISH };
+                                  AMP_OP_TANH, AMP_OP_GELU_TANH, AMP_OP_SILU, AMP_OP_HARD_SWISH,
+                                  AMP_OP_LEAKY_RELU };
     int x = random_value(), small = net[x].h < net[x].w ? net[x].h : net[x].w;
     unsigned kind = test_random() % 16;
     int out = 2 + 2 * (int)(test_random() % 3), kernel = 1 + (int)(test_random() % 3), stride = 1 + (int)(test_random() % 2);
@@ -845,6 +849,7 @@ static amp_value layer_with_op(amp_model* m, amp_op op, amp_value x) {
         case AMP_OP_LAYER_NORM: return amp_layer_norm(m, x);
         case AMP_OP_SOFTMAX: return amp_softmax(m, x);
         case AMP_OP_DROPOUT: return amp_dropout(m, x, 0.0f);
+        case AMP_OP_LEAKY_RELU: return amp_leaky_relu(m, x, 0.1f);
         case AMP_OP_ADD: return amp_add(m, x, x);
         case AMP_OP_CONCAT: return amp_concat(m, x, x);
         case AMP_OP_FLATTEN: return amp_flatten(m, x);
@@ -1012,6 +1017,8 @@ static void e_linear_null(amp_model* m, amp_value x) { amp_linear_with(m, x, NUL
 static void e_linear_init(amp_model* m, amp_value x) { linear_init(m, x, 4, 9); }
 static void e_dropout_one(amp_model* m, amp_value x) { amp_dropout(m, x, 1.0f); }
 static void e_dropout_negative(amp_model* m, amp_value x) { amp_dropout(m, x, -0.1f); }
+static void e_leaky_negative(amp_model* m, amp_value x) { amp_leaky_relu(m, x, -0.1f); }
+static void e_leaky_infinite(amp_model* m, amp_value x) { amp_leaky_relu(m, x, HUGE_VALF); }
 static void e_norm_eps(amp_model* m, amp_value x) { norm_of(m, x, -1e-3f, 0.0f); }
 static void e_norm_momentum(amp_model* m, amp_value x) { norm_of(m, x, 0.0f, 1.5f); }
 static void e_add(amp_model* m, amp_value x) { amp_add(m, x, amp_max_pool2d(m, x, 2)); }
@@ -1086,6 +1093,8 @@ static const struct { mistake make; amp_result code; const char* word; const cha
     { e_linear_negative, AMP_ERR_DESC, "-5", "photo" },      { e_linear_huge, AMP_ERR_DESC, "2147483647", "linear1" },
     { e_linear_null, AMP_ERR_DESC, "desc is NULL", "photo" },     { e_linear_init, AMP_ERR_DESC, "init 9", "photo" },
     { e_dropout_one, AMP_ERR_DESC, "dropout", "1" },         { e_dropout_negative, AMP_ERR_DESC, "dropout", "-0.1" },
+    { e_leaky_negative, AMP_ERR_DESC, "leaky_relu", "slope -0.1" },
+    { e_leaky_infinite, AMP_ERR_DESC, "leaky_relu", "slope inf" },
     { e_norm_eps, AMP_ERR_DESC, "'photo': eps -0.001 must", "batch_norm" }, { e_norm_momentum, AMP_ERR_DESC, "'photo': momentum 1.5 must", "batch_norm" },
     { e_add, AMP_ERR_SHAPE, "3x6x5", "max_pool2d1" },        { e_add_channels, AMP_ERR_SHAPE, "4x6x5", "photo" },
     { e_concat, AMP_ERR_SHAPE, "3x3x2", "photo" },           { e_loss_weight, AMP_ERR_DESC, "'linear1': weight -2 must", "softmax_cross_entropy" },

@@ -158,6 +158,41 @@ static void test_activation_backward(void) {
                 }
 }
 
+/* PyTorch's slope, darknet's, those of ReLU and of a line; dx from x, and from y. */
+static void test_leaky_relu(void) {
+    static const float slopes[] = { 0.01f, 0.1f, 0.0f, 1.0f, 3.0f };
+    const char* what = "leaky relu";
+    int k, a, b;
+    size_t s, i;
+    for (k = 0; k < COUNT(slopes); k++)
+        for (a = 0; a < 3; a++)
+            for (b = 0; b < 3; b++)
+                for (s = 0; s < SIZES; s++) {
+                    const double p = (double)slopes[k];
+                    buffer x = random_buffer(TYPES[a], sizes[s], 3), y = make(TYPES[b], sizes[s]);
+                    buffer dy = random_buffer(TYPES[b], sizes[s], 3), dx = make(TYPES[a], sizes[s]);
+                    CHECK(amp_leaky_relu_forward(amp_ref_of(x.p, x.t), amp_ref_of(y.p, y.t), x.n,
+                        slopes[k], NULL) == AMP_OK);
+                    CHECK(amp_leaky_relu_backward(amp_ref_of(dy.p, dy.t),
+                        k % 2 ? amp_ref_of(x.p, x.t) : amp_ref_of(y.p, y.t),
+                        amp_ref_of(dx.p, dx.t), 0, x.n, slopes[k], NULL) == AMP_OK);
+                    for (i = 0; i < x.n; i++) {
+                        const double v = get(&x, i), g = get(&dy, i), d = v > 0 ? 1 : p;
+                        CLOSE(y, i, d * v, u * fabs(d * v));
+                        CLOSE(dx, i, d * g, u * fabs(d * g));
+                    }
+                    if (a == b) {    /* in place */
+                        amp_leaky_relu_backward(amp_ref_of(dy.p, dy.t), amp_ref_of(x.p, x.t),
+                            amp_ref_of(dy.p, dy.t), 0, x.n, slopes[k], NULL);
+                        CHECK(memcmp(dy.p, dx.p, x.n * amp_dtype_size(x.t)) == 0);
+                        amp_leaky_relu_forward(amp_ref_of(x.p, x.t), amp_ref_of(x.p, x.t), x.n,
+                            slopes[k], NULL);
+                        CHECK(memcmp(x.p, y.p, x.n * amp_dtype_size(x.t)) == 0);
+                    }
+                    finish(&x); finish(&y); finish(&dy); finish(&dx);
+                }
+}
+
 /* The references themselves: slope against the central difference of activate. Its error is h^2/6 * f''' +
    1e-16/h. */
 static void test_slopes_of_reference(void) {
@@ -235,6 +270,11 @@ static void test_specials(void) {
     for (i = 0; i < 8; i++) one[i] = 0;
     amp_activation_backward(AMP_RELU, amp_f32(x), amp_f32(one), amp_f32(d), 0, 8, NULL);
     CHECK(memcmp(d, one, sizeof one) == 0);         /* what does not, is +0, an infinity or a NaN too */
+    amp_leaky_relu_forward(amp_f32(x), amp_f32(y), 8, 0.5f, NULL);
+    for (i = 0; i < 8; i++) one[i] = 1;
+    amp_leaky_relu_backward(amp_f32(one), amp_f32(x), amp_f32(d), 0, 8, 0.5f, NULL);
+    CHECK(y[0] == x[0] && y[1] == x[1] && is_nan(y[2]) && is_nan(y[3]) && signbit(y[5]) && y[7] == x[7] / 2);
+    for (i = 0; i < 8; i++) CHECK(d[i] == (i == 0 || i == 6 ? 1.0f : 0.5f));  /* PyTorch's for a NaN, too */
     amp_softmax_forward(amp_f32(x), amp_f32(y), 1, 8, NULL);
     for (i = 0; i < 8; i++) CHECK(is_nan(y[i]));
     for (i = 0; i < 8; i++) x[i] = i == 3 ? 1.0f : -1.0f / y[7] * 0.0f;
@@ -2159,6 +2199,8 @@ typedef struct one_call { int kind; const void* shape; amp_ref dy, saved; size_t
 static amp_result run_call(const one_call* c, amp_ref dx, int accumulate) {
     if (c->kind == AMP_ACTIVATION_COUNT)
         return amp_softmax_backward(c->dy, c->saved, dx, accumulate, c->rows, c->d, NULL);
+    if (c->kind == AMP_ACTIVATION_COUNT + 1)
+        return amp_leaky_relu_backward(c->dy, c->saved, dx, accumulate, c->rows * c->d, 0.2f, NULL);
     if (c->kind > AMP_ACTIVATION_COUNT)
         return amp_pool2d_backward((const amp_pool2d_shape*)c->shape, c->dy, c->saved, dx,
             accumulate, NULL);
@@ -2187,12 +2229,12 @@ static void test_accumulate_dx(void) {
         for (dt = AMP_F32; dt <= AMP_BF16; dt++) {
             one_call c;
             memset(&c, 0, sizeof c);
-            for (k = 0; k <= AMP_ACTIVATION_COUNT; k++) {
+            for (k = 0; k <= AMP_ACTIVATION_COUNT + 1; k++) {
                 c.kind = k;
                 c.rows = 5; c.d = 1023;
                 check_accumulate(c, c.rows * c.d, c.rows * c.d, (amp_dtype)t, (amp_dtype)dt);
             }
-            c.kind = AMP_ACTIVATION_COUNT + 1;
+            c.kind = AMP_ACTIVATION_COUNT + 2;
             for (k = 0; k < COUNT(pools); k++) {
                 amp_pool2d_shape s;
                 int oh, ow;
@@ -2349,6 +2391,7 @@ static void test_types_of_norm_parameters(void) {
 static void run_all(void) {
     TEST(test_activation_forward);
     TEST(test_activation_backward);
+    TEST(test_leaky_relu);
     TEST(test_relu_bits);
     TEST(test_slopes_of_reference);
     TEST(test_accuracy);

@@ -147,6 +147,26 @@ static void test_grid_stride() {
     CHECK_BITS(y, 0);
 }
 
+static void test_leaky_relu() {
+    for (amp_dtype a : TYPES) for (amp_dtype b : TYPES) for (amp_dtype c : TYPES)
+        for (size_t n : { 0, 1, 9, 2049, 4101 }) {
+            Tensor x(a, n, n % 5), dy(b, n, n % 3), y(c, n, n % 2);
+            x.fill(awkward);
+            dy.fill(ordinary);
+            BOTH(amp_leaky_relu_forward(amp_ref_of(x.at(), a), amp_ref_of(y.at(), c), n, 0.1f, nullptr),
+                 cuda->leaky_relu_forward(amp_ref_of(x.dev, a), amp_ref_of(y.dev, c), n, 0.1f, nullptr));
+            CHECK_BITS(y, 0);
+            BOTH(amp_leaky_relu_backward(amp_ref_of(dy.at(), b), amp_ref_of(x.at(), a),
+                amp_ref_of(y.at(), c), AMP_ACCUMULATE_INPUT, n, 0.2f, nullptr),
+                 cuda->leaky_relu_backward(amp_ref_of(dy.dev, b), amp_ref_of(x.dev, a),
+                     amp_ref_of(y.dev, c), AMP_ACCUMULATE_INPUT, n, 0.2f, nullptr));
+            CHECK_BITS(y, 0);
+            BOTH(amp_leaky_relu_forward(amp_ref_of(x.at(), a), amp_ref_of(x.at(), a), n, 3.0f, nullptr),
+                 cuda->leaky_relu_forward(amp_ref_of(x.dev, a), amp_ref_of(x.dev, a), n, 3.0f, nullptr));
+            CHECK_BITS(x, 0);
+        }
+}
+
 static void test_add() {
     for (amp_dtype a : TYPES) for (amp_dtype b : TYPES) for (amp_dtype c : TYPES)
         for (size_t n : { 0, 1, 8, 9, 2047, 4099 }) {
@@ -1739,6 +1759,12 @@ static const Operator OPERATORS[] = {
               amp_ref_of(c.out, c.t), 0, 16, c.exec);
       },
       "dy", "saved", 0, "dx", 0, 0, 0, 1, 0 },
+    { "leaky_relu_forward", [](const Call& c) { return cuda->leaky_relu_forward(
+        amp_ref_of(c.x, c.t), amp_ref_of(c.out, c.t), 16, 0.1f, c.exec); },
+      "x", 0, 0, "y", 0, 0, 0, 0, 0 },
+    { "leaky_relu_backward", [](const Call& c) { return cuda->leaky_relu_backward(
+        amp_ref_of(c.x, c.t), amp_ref_of(c.y, c.t), amp_ref_of(c.out, c.t), 0, 16, 0.1f, c.exec); },
+      "dy", "saved", 0, "dx", 0, 0, 0, 1, 0 },
     { "softmax_forward", [](const Call& c) { return cuda->softmax_forward(amp_ref_of(c.x, c.t),
         amp_ref_of(c.out, c.t), 4, 4, c.exec); },
       "x", 0, 0, "y", 0, 0, 0, 0, 0 },
@@ -1983,6 +2009,7 @@ int main(int argc, char** argv) {
     TEST(test_activation_in_place);
     TEST(test_grid_stride);
     TEST(test_add);
+    TEST(test_leaky_relu);
     TEST(test_dropout);
     TEST(test_dropout_position);
     TEST(test_concat);

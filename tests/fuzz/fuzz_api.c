@@ -488,7 +488,12 @@ static void try_elements(void) {
     count_in((double)n);
     if (!may_call()) return;
     x = operand(n, x_type, INPUT);
-    switch (below(4)) {
+    switch (below(5)) {
+        case 4: y = operand(n, y_type, INPUT);
+                settle_sized(amp_leaky_relu_backward(amp_ref_of(y, y_type), amp_ref_of(x, x_type),
+                    amp_ref_of(operand(n, z_type, OUTPUT), z_type), number(0, 2), n, number_f(),
+                    some_exec(&exec)));
+                break;
         case 0: settle_sized(amp_activation_forward(f, amp_ref_of(x, x_type),
             amp_ref_of(operand(n, y_type, OUTPUT), y_type), n, some_exec(&exec)));
                 break;
@@ -880,7 +885,8 @@ static amp_value add_layer(amp_model* m) {
         case 4: return amp_linear(m, some_value(), number(1, 10));
         case 5: return add_pool(m);
         case 6: return add_norm(m);
-        case 7: case 8: return activations[below(AMP_ACTIVATION_COUNT)](m, some_value());
+        case 7: return activations[below(AMP_ACTIVATION_COUNT)](m, some_value());
+        case 8: return amp_leaky_relu(m, some_value(), byte() < 230 ? 0.1f : number_f());
         case 9: return amp_softmax(m, some_value());
         case 10: return amp_dropout(m, some_value(), byte() < 230 ? 0.3f : number_f());
         case 11: a = some_value(); return amp_add(m, a, byte() & 1 ? a : some_value());

@@ -89,6 +89,7 @@ FORMS = {
     "conv2d_forward": ".rrrr.", "conv2d_backward": ".rrrrrr..", "pool2d_forward": ".rr.", "pool2d_backward": ".rrr0.",
     "batch_norm_forward": "..rg....r.", "batch_norm_backward": ".rrr..rg..", "layer_norm_forward": "rg...r...",
     "layer_norm_backward": "rrrf..rg....", "activation_forward": ".rr..", "activation_backward": ".rrr0..",
+    "leaky_relu_forward": "rr...", "leaky_relu_backward": "rrr0...",
     "softmax_forward": "rr...", "softmax_backward": "rrr0...", "dropout_forward": "rr.....", "add_forward": "rrr..",
     "concat_forward": "r.r....", "concat_backward": "r..r....", "softmax_cross_entropy_forward": "r.s....",
     "softmax_cross_entropy_backward": "r.s..r...", "mse_forward": "rr...", "mse_backward": "rr..r..",
@@ -376,6 +377,19 @@ def test_activation():
             check("activation %d dx (FP32)" % i, dx, ref32[1], 32 * U * D, dtype=t)
 
 
+def test_leaky_relu():
+    for slope in (0.01, 0.1, 0.2, 0.0):
+        for t in (F32, F16, BF16):
+            x, dy = normal(5000, dtype=t), normal(5000, dtype=t)
+            ref = gradients(lambda x: F.leaky_relu(x, slope), (x,), dy)
+            y, dx = empty(5000, dtype=t), empty(5000, dtype=t)
+            call("amp_leaky_relu_forward", x, enum(t), y, enum(t), 5000, slope, None)
+            call("amp_leaky_relu_backward", dy, enum(t), y, enum(t), dx, enum(t), 5000, slope, None)
+            # the slope is rounded to FP32, then the product
+            check("leaky relu y", y, ref[0], 2 * U * ref[0].abs(), dtype=t)
+            check("leaky relu dx", dx, ref[1], 2 * U * ref[1].abs(), dtype=t)
+
+
 def test_softmax():
     for r, d in [(1, 1), (4, 10), (5, 100), (3, 1000), (2, 3001)]:
         for t in (F32, F16, BF16):
@@ -458,7 +472,7 @@ if __name__ == "__main__":
         sys.exit(__doc__)
     torch.set_num_threads(1)
     lib = ctypes.CDLL(sys.argv[1])
-    tests = [test_pool2d, test_batch_norm, test_layer_norm, test_activation, test_softmax, test_add_concat_dropout, test_losses]
+    tests = [test_pool2d, test_batch_norm, test_layer_norm, test_activation, test_leaky_relu, test_softmax, test_add_concat_dropout, test_losses]
     for test in [test_gemm, test_linear, test_conv2d] + tests:
         if test in tests or hasattr(lib, "amp_gemm"):
             test()
