@@ -1041,11 +1041,13 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
             w -= lr * (m/(1-b1^t)) / (sqrt(v/(1-b2^t)) + eps)
      ADAMW  w -= lr*wd*w, then as ADAM without L2
      LAMB   u = mhat/(sqrt(vhat)+eps) + wd*w; w -= lr * |w|/|u| * u per tensor (1 if a norm is 0)
-   (Kingma & Ba 2015; Loshchilov & Hutter 2019; You et al. 2020; the first three are torch.optim's.)
+     RMSPROP  g += wd*w (L2); v = b2*v + (1-b2)*g^2; u = g / (sqrt(v)+eps), or g / sqrt(v+eps);
+            with momentum m = momentum*m + u, u = m; w -= lr*u. It is never centered
+   (Kingma & Ba 2015; Loshchilov & Hutter 2019; You et al. 2020; all but LAMB are torch.optim's.)
    A subnormal moment becomes zero. t counts from 1 the steps of a group that is not frozen, the
    schedule all steps. */
 typedef AMPI_ENUM(amp_optimizer_kind) {
-    AMP_SGD = 0, AMP_ADAM = 1, AMP_ADAMW = 2, AMP_LAMB = 3
+    AMP_SGD = 0, AMP_ADAM = 1, AMP_ADAMW = 2, AMP_LAMB = 3, AMP_RMSPROP = 4
 } amp_optimizer_kind;
 
 /* The rate's factor at applied step t = 0, 1, ...: (t+1)/(warmup_steps+1) for t < warmup_steps;
@@ -1077,12 +1079,14 @@ typedef struct amp_param_group {
 
 typedef struct amp_optimizer_desc {
     amp_optimizer_kind kind;   /* 0 = SGD */
-    float lr;                  /* 0 = 0.01 for SGD, 0.001 for the others; AMP_ZERO = 0 */
-    float momentum;            /* SGD: 0 = none; [0,1) */
+    float lr;                  /* 0 = 0.01 for SGD and RMSPROP, else 0.001; AMP_ZERO = 0 */
+    float momentum;            /* SGD, RMSPROP: 0 = none; [0,1) */
     float dampening;           /* SGD: 0 = none; [0,1] */
     int   nesterov;            /* SGD: 1 needs momentum > 0 and no dampening */
-    float beta1, beta2;        /* 0 = 0.9, 0.999; [0,1), AMP_ZERO = 0 */
+    float beta1, beta2;        /* 0 = 0.9, 0.999; [0,1), AMP_ZERO = 0. RMSPROP: beta2 is
+                                  torch.optim's alpha, kann's decay, 0 = 0.99 */
     float eps;                 /* 0 = 1e-8 (LAMB 1e-6); > 0 */
+    int   eps_in_root;         /* RMSPROP: 1 = sqrt(v+eps), as in Keras and kann (eps 1e-6) */
     float weight_decay;        /* 0 = none, for ADAMW too (torch.optim: 0.01); >= 0 */
     float clip_norm;           /* 0 = off; > 0: g *= min(1, clip_norm / (norm + 1e-6)), norm over
                                   all parameters */
@@ -1112,8 +1116,8 @@ typedef struct amp_param {
     const char* name;        /* for messages; may be NULL */
 } amp_param;
 
-/* How many of m and v an optimizer needs: 0 to 2; -1 if the desc or a group's setting is
-   invalid. */
+/* How many of m and v an optimizer needs: 0; 1, which is m (RMSPROP without momentum: v); 2; -1 if
+   the desc or a group's setting is invalid. */
 AMP_DEF int amp_optimizer_moments(const amp_optimizer_desc* desc);
 
 /* The part that moves: a plain struct, equal on host and GPU. */
@@ -3462,17 +3466,26 @@ typedef struct ampi_update {
     float b1, c1, b2, c2;  /* m = b1*m + c1*g, v = b2*v + c2*g^2 */
     float r1, r2, eps;     /* bias corrections 1/(1-b1^t) (LAMB; Adam's is in step),
                               1/sqrt(1-b2^t); added to the deviation sqrt(v) * r2 */
+    float inside;          /* RMSPROP: added to v inside the root */
     float buf, raw;        /* SGD: direction buf*m + raw*g */
     float wd;              /* LAMB: direction + wd*w */
     float decay, step;     /* w = decay*w + step*direction; step is negative */
     int   frozen;          /* the group's weights stay as they are */
 } ampi_update;
 
-/* From MOMENTUM on m is used, from ADAM on v. LAMB_DIRECTION only leaves LAMB's direction in g: 0
-   where w stays. */
+/* BUFFERED: RMSPROP with momentum. LAMB_DIRECTION only leaves LAMB's direction in g: 0 where w
+   stays. */
 typedef enum ampi_update_kind {
-    AMPI_UPDATE_SGD, AMPI_UPDATE_MOMENTUM, AMPI_UPDATE_ADAM, AMPI_UPDATE_LAMB, AMPI_LAMB_DIRECTION
+    AMPI_UPDATE_SGD, AMPI_UPDATE_MOMENTUM, AMPI_UPDATE_RMSPROP, AMPI_UPDATE_BUFFERED,
+    AMPI_UPDATE_ADAM, AMPI_UPDATE_LAMB, AMPI_LAMB_DIRECTION
 } ampi_update_kind;
+
+/* Does an ampi_update_kind use the first moment, and the second? */
+AMPI_HD AMPI_INLINE int ampi_uses_m(int kind) {
+    return kind != AMPI_UPDATE_SGD && kind != AMPI_UPDATE_RMSPROP;
+}
+
+AMPI_HD AMPI_INLINE int ampi_uses_v(int kind) { return kind >= AMPI_UPDATE_RMSPROP; }
 
 /* What is an overflow of an update, and what was met. Limits are kept in memory, or a compiler for
    finite floats alone could drop their tests. */
@@ -3495,22 +3508,31 @@ AMPI_HD AMPI_INLINE float ampi_flush(float x) {
     return ampi_float((u & 0x7f800000u) != 0 ? u : 0u);
 }
 
-/* Weight i with its unscaled gradient and new moments. No sum is outside an fma. */
+/* Weight i with its unscaled gradient and new moments; of BUFFERED m is the old one, as the new one
+   is its direction. No sum of products is outside an fma. */
 AMPI_HD AMPI_INLINE ampi_weight ampi_update_moments(int hw, int kind, const ampi_update* u,
         const float* w, const float* g, const float* m, const float* v, size_t i) {
     ampi_weight x = { w[i], ampi_fma(hw, u->l2, w[i], u->mult * g[i]), 0.0f, 0.0f };
-    if (kind >= AMPI_UPDATE_MOMENTUM) x.m = ampi_flush(ampi_fma(hw, u->b1, m[i], u->c1 * x.g));
-    if (kind >= AMPI_UPDATE_ADAM) x.v = ampi_flush(ampi_fma(hw, u->c2 * x.g, x.g, u->b2 * v[i]));
+    if (kind == AMPI_UPDATE_BUFFERED) x.m = m[i];
+    else if (ampi_uses_m(kind)) x.m = ampi_flush(ampi_fma(hw, u->b1, m[i], u->c1 * x.g));
+    if (ampi_uses_v(kind)) x.v = ampi_flush(ampi_fma(hw, u->c2 * x.g, x.g, u->b2 * v[i]));
     return x;
 }
 
+/* Is `inside` added to the second moment before its root is taken? */
+AMPI_HD AMPI_INLINE int ampi_is_rmsprop(int kind) {
+    return kind == AMPI_UPDATE_RMSPROP || kind == AMPI_UPDATE_BUFFERED;
+}
+
 /* The direction in which the kind of optimizer moves weight x; root: the square root of its second
-   moment. */
+   moment (RMSPROP: and `inside`). */
 AMPI_HD AMPI_INLINE float ampi_update_direction(int hw, int kind, const ampi_update* u,
         ampi_weight x, float root) {
     const float deviation = ampi_fma(hw, root, u->r2, u->eps);
     if (kind == AMPI_UPDATE_SGD) return x.g;
     if (kind == AMPI_UPDATE_MOMENTUM) return ampi_fma(hw, u->buf, x.m, u->raw * x.g);
+    if (kind == AMPI_UPDATE_RMSPROP) return x.g / deviation;
+    if (kind == AMPI_UPDATE_BUFFERED) return ampi_flush(ampi_fma(hw, u->b1, x.m, x.g / deviation));
     if (kind == AMPI_UPDATE_ADAM) return x.m / deviation;
     return ampi_fma(hw, u->wd, x.w, x.m * u->r1 / deviation);
 }
@@ -3539,7 +3561,8 @@ AMPI_HD AMPI_FN int ampi_update_stays(float w, float v, size_t i, ampi_update_ov
 AMPI_HD AMPI_INLINE void ampi_update_element(int kind, float* w, float* g, float* m, float* v,
         size_t i, const ampi_update* u, ampi_update_overflow* over) {
     const ampi_weight x = ampi_update_moments(AMPI_FMA_NATIVE, kind, u, w, g, m, v, i);
-    const float direction = ampi_update_direction(AMPI_FMA_NATIVE, kind, u, x, sqrtf(x.v));
+    const float root = sqrtf(ampi_is_rmsprop(kind) ? x.v + u->inside : x.v);
+    const float direction = ampi_update_direction(AMPI_FMA_NATIVE, kind, u, x, root);
     const float moved = ampi_fma(AMPI_FMA_NATIVE, u->step, direction, x.w * u->decay);
     if (kind == AMPI_LAMB_DIRECTION) {
         g[i] = ampi_sound_direction(direction, x.v, over->finite);
@@ -3547,8 +3570,8 @@ AMPI_HD AMPI_INLINE void ampi_update_element(int kind, float* w, float* g, float
     }
     if (ampi_update_stays(moved, x.v, i, over)) return;
     w[i] = moved;
-    if (kind >= AMPI_UPDATE_MOMENTUM) m[i] = x.m;
-    if (kind >= AMPI_UPDATE_ADAM) v[i] = x.v;
+    if (ampi_uses_m(kind)) m[i] = kind == AMPI_UPDATE_BUFFERED ? direction : x.m;
+    if (ampi_uses_v(kind)) v[i] = x.v;
 }
 
 /* An optimizer step of some weights, in FP32. */
@@ -5440,8 +5463,8 @@ AMPI_LANES_FN void AMPI_K(update_all)(int kind, const ampi_update_job* job, size
         ampi_weight x;
         AMPI_FETCH(w + i, AMPI_AHEAD_BYTES);
         AMPI_FETCH(g + i, AMPI_AHEAD_BYTES);
-        if (kind >= AMPI_UPDATE_MOMENTUM) AMPI_FETCH(m + i, AMPI_AHEAD_BYTES);
-        if (kind >= AMPI_UPDATE_ADAM) AMPI_FETCH(v + i, AMPI_AHEAD_BYTES);
+        if (ampi_uses_m(kind)) AMPI_FETCH(m + i, AMPI_AHEAD_BYTES);
+        if (ampi_uses_v(kind)) AMPI_FETCH(v + i, AMPI_AHEAD_BYTES);
 
         /* gradients and moments */
         for (l = 0; l < width; l++) {
@@ -5449,15 +5472,19 @@ AMPI_LANES_FN void AMPI_K(update_all)(int kind, const ampi_update_job* job, size
             grad[l] = x.g;
             first[l] = x.m;
             second[l] = x.v;
+            if (ampi_is_rmsprop(kind)) root[l] = x.v + u.inside;
         }
         new_v = AMPI_K(load_reg)(second, AMP_F32);
-        if (kind >= AMPI_UPDATE_ADAM) AMPI_K(store_reg)(root, AMPI_K(sqrt_reg)(new_v));
+        if (ampi_uses_v(kind))
+            AMPI_K(store_reg)(root, AMPI_K(sqrt_reg)(ampi_is_rmsprop(kind)
+                ? AMPI_K(load_reg)(root, AMP_F32) : new_v));
 
         /* directions, and where weights move */
         for (l = 0; l < width; l++) {
             x.w = w[i + l]; x.g = grad[l]; x.m = first[l]; x.v = second[l];
             direction[l] = ampi_update_direction(hw, kind, &u, x, root[l]);
             moved[l] = ampi_fma(hw, u.step, direction[l], x.w * u.decay);
+            if (kind == AMPI_UPDATE_BUFFERED) first[l] = direction[l];
         }
         if (kind == AMPI_LAMB_DIRECTION) {
             for (l = 0; l < width; l++)
@@ -5467,17 +5494,23 @@ AMPI_LANES_FN void AMPI_K(update_all)(int kind, const ampi_update_job* job, size
 
         /* overflows, else results */
         new_w = AMPI_K(load_reg)(moved, AMP_F32);
-        if (AMPI_K(above_reg)(new_w, low) | (kind >= AMPI_UPDATE_ADAM
+        if (AMPI_K(above_reg)(new_w, low) | (ampi_uses_v(kind)
             && AMPI_K(above_reg)(new_v, finite))) {
             ampi_update_singly(kind, job, i, i + width);
             continue;
         }
         AMPI_K(store_reg)(w + i, new_w);
-        if (kind >= AMPI_UPDATE_MOMENTUM)
-            AMPI_K(store_reg)(m + i, AMPI_K(load_reg)(first, AMP_F32));
-        if (kind >= AMPI_UPDATE_ADAM) AMPI_K(store_reg)(v + i, new_v);
+        if (ampi_uses_m(kind)) AMPI_K(store_reg)(m + i, AMPI_K(load_reg)(first, AMP_F32));
+        if (ampi_uses_v(kind)) AMPI_K(store_reg)(v + i, new_v);
     }
     if (i < n) ampi_update_singly(kind, job, i, n);
+}
+
+/* RMSprop for n elements. Not inlined: the loops of the others would lose registers. */
+AMPI_PASS_TARGET AMPI_APART void AMPI_K(update_rmsprop)(int kind, const ampi_update_job* job,
+        size_t n) {
+    if (kind == AMPI_UPDATE_RMSPROP) AMPI_K(update_all)(AMPI_UPDATE_RMSPROP, job, n);
+    else AMPI_K(update_all)(AMPI_UPDATE_BUFFERED, job, n);
 }
 #endif
 /* One optimizer step for n elements, in the code of its kind. */
@@ -5488,7 +5521,9 @@ AMPI_KERNEL_FN void AMPI_K(update)(int kind, const ampi_update_job* job, size_t 
         case AMPI_UPDATE_MOMENTUM: AMPI_K(update_all)(AMPI_UPDATE_MOMENTUM, job, n); break;
         case AMPI_UPDATE_ADAM: AMPI_K(update_all)(AMPI_UPDATE_ADAM, job, n); break;
         case AMPI_UPDATE_LAMB: AMPI_K(update_all)(AMPI_UPDATE_LAMB, job, n); break;
-        default: AMPI_K(update_all)(AMPI_LAMB_DIRECTION, job, n); break;
+        case AMPI_LAMB_DIRECTION: AMPI_K(update_all)(AMPI_LAMB_DIRECTION, job, n); break;
+        case AMPI_UPDATE_RMSPROP:
+        case AMPI_UPDATE_BUFFERED: AMPI_K(update_rmsprop)(kind, job, n); break;
     }
 #else
     ampi_update_singly(kind, job, 0, n);
@@ -10997,11 +11032,12 @@ AMPI_HD AMP_DEF float amp_schedule_lr(const amp_schedule* s, float base_lr, int6
 /* --- validation --- */
 /* Puts the defaults of a desc's kind where its fields are 0, and 0 where they are AMP_ZERO. */
 AMPI_FN void ampi_optimizer_fill(amp_optimizer_desc* d) {
-    d->lr = ampi_default_at(&d->lr, d->kind == AMP_SGD ? 0.01f : 0.001f);
+    const int is_rmsprop = d->kind == AMP_RMSPROP;
+    d->lr = ampi_default_at(&d->lr, d->kind == AMP_SGD || is_rmsprop ? 0.01f : 0.001f);
     d->momentum = ampi_default_at(&d->momentum, 0.0f);
     d->dampening = ampi_default_at(&d->dampening, 0.0f);
     d->beta1 = ampi_default_at(&d->beta1, 0.9f);
-    d->beta2 = ampi_default_at(&d->beta2, 0.999f);
+    d->beta2 = ampi_default_at(&d->beta2, is_rmsprop ? 0.99f : 0.999f);
     if (ampi_is_zero(&d->eps)) d->eps = d->kind == AMP_LAMB ? 1e-6f : 1e-8f;
     d->weight_decay = ampi_default_at(&d->weight_decay, 0.0f);
     if (ampi_is_zero(&d->schedule.gamma)) d->schedule.gamma = 0.1f;
@@ -11011,7 +11047,7 @@ AMPI_FN void ampi_optimizer_fill(amp_optimizer_desc* d) {
 static const ampi_desc_field ampi_optimizer_fields[] = {
 #define AMPI_X(field, kind, low, high, range) \
     { #field, offsetof(amp_optimizer_desc, field), kind, (double)low, (double)high, range },
-    AMPI_X(kind, 'i', 0, AMP_LAMB, "be an amp_optimizer_kind")
+    AMPI_X(kind, 'i', 0, AMP_RMSPROP, "be an amp_optimizer_kind")
     AMPI_X(lr, 'f', 0, AMPI_FLT_MAX, "be finite and not negative")
     AMPI_X(momentum, 'f', 0, AMPI_BELOW_ONE, "lie in [0,1)")
     AMPI_X(dampening, 'f', 0, 1, "lie in [0,1]")
@@ -11067,9 +11103,13 @@ AMPI_HD AMPI_FN int ampi_group_count(const amp_optimizer* o) {
     return o->desc.group_count > 0 ? o->desc.group_count : 1;
 }
 
-/* Moments of a weight: m from 1 on, v with 2. */
-AMPI_FN int ampi_moment_count(const amp_optimizer_desc* d) {
-    return d->kind != AMP_SGD ? 2 : d->momentum > 0.0f ? 1 : 0;
+/* How an optimizer of this desc updates weights, an ampi_update_kind; of LAMB the second of its two
+   passes. */
+AMPI_HD AMPI_FN int ampi_update_kind_of(const amp_optimizer_desc* d) {
+    const int buffered = d->momentum > 0.0f;
+    if (d->kind == AMP_SGD) return buffered ? AMPI_UPDATE_MOMENTUM : AMPI_UPDATE_SGD;
+    if (d->kind == AMP_RMSPROP) return buffered ? AMPI_UPDATE_BUFFERED : AMPI_UPDATE_RMSPROP;
+    return d->kind == AMP_LAMB ? AMPI_UPDATE_LAMB : AMPI_UPDATE_ADAM;
 }
 
 /* Moments of a weight that an optimizer of this desc needs; -1 for a bad desc. */
@@ -11078,7 +11118,8 @@ AMP_DEF int amp_optimizer_moments(const amp_optimizer_desc* desc) {
     AMPI_CLEAR(d);
     if (desc) d = *desc;
     ampi_optimizer_fill(&d);
-    return ampi_optimizer_validate(&d) == AMP_OK ? ampi_moment_count(&d) : -1;
+    const int kind = ampi_update_kind_of(&d);
+    return ampi_optimizer_validate(&d) == AMP_OK ? ampi_uses_m(kind) + ampi_uses_v(kind) : -1;
 }
 
 AMPI_FN int ampi_param_frozen(const amp_optimizer* o, const amp_param* p) {
@@ -11094,7 +11135,7 @@ AMPI_FN int ampi_param_frozen(const amp_optimizer* o, const amp_param* p) {
 AMPI_FN amp_result ampi_param_validate(const amp_optimizer* o, int i) {
     const amp_param* p = &o->params[i];
     const amp_logger* logger = &o->logger;
-    const int moments = ampi_moment_count(&o->desc);
+    const int kind = ampi_update_kind_of(&o->desc);
     AMPI_REFUSE_PARAM(p->group < 0 || p->group >= ampi_group_count(o), AMP_ERR_ARGUMENT,
         "its group does not exist");
     AMPI_REFUSE_PARAM(!ampi_is_compute_dtype(p->grad_dtype), AMP_ERR_DTYPE,
@@ -11109,9 +11150,9 @@ AMPI_FN amp_result ampi_param_validate(const amp_optimizer* o, int i) {
     AMPI_REFUSE_PARAM(!p->master && !p->low, AMP_ERR_ARGUMENT, "neither master nor low is given");
     if (ampi_param_frozen(o, p)) return AMP_OK;
     AMPI_REFUSE_PARAM(!p->grad, AMP_ERR_ARGUMENT, "grad is NULL");
-    AMPI_REFUSE_PARAM(moments > 0 && !p->m, AMP_ERR_ARGUMENT,
+    AMPI_REFUSE_PARAM(ampi_uses_m(kind) && !p->m, AMP_ERR_ARGUMENT,
         "m is NULL, but this optimizer needs it");
-    AMPI_REFUSE_PARAM(moments > 1 && !p->v, AMP_ERR_ARGUMENT,
+    AMPI_REFUSE_PARAM(ampi_uses_v(kind) && !p->v, AMP_ERR_ARGUMENT,
         "v is NULL, but this optimizer needs it");
     return AMP_OK;
 }
@@ -11133,9 +11174,9 @@ enum { AMPI_PARAM_ARRAYS = 5 };
 AMPI_FN ampi_array ampi_param_array(const void* list, size_t id) {
     const amp_optimizer* o = (const amp_optimizer*)list;
     const amp_param* p = &o->params[id / AMPI_PARAM_ARRAYS];
-    const int moments = ampi_param_frozen(o, p) ? 0 : ampi_moment_count(&o->desc);
-    const void* const data[] = { p->master, p->low, p->grad, moments > 0 ? p->m : NULL,
-        moments > 1 ? p->v : NULL };
+    const int moves = !ampi_param_frozen(o, p), kind = ampi_update_kind_of(&o->desc);
+    const void* const data[] = { p->master, p->low, p->grad,
+        moves && ampi_uses_m(kind) ? p->m : NULL, moves && ampi_uses_v(kind) ? p->v : NULL };
     const size_t sizes[] = { 4, 2, ampi_type_size(p->grad_dtype), 4, 4 };
     return ampi_array_of(data[id % AMPI_PARAM_ARRAYS], p->count * sizes[id % AMPI_PARAM_ARRAYS], 1);
 }
@@ -11360,6 +11401,14 @@ AMPI_HD AMPI_FN void ampi_update_of_group(ampi_update* u, const amp_optimizer* o
     u->l2 = wd;
     u->decay = 1.0f;
     u->step = -lr;
+    if (d->kind == AMP_RMSPROP) {
+        u->b1 = d->momentum;
+        u->b2 = d->beta2;
+        u->c2 = (float)(1.0 - (double)d->beta2);
+        u->r2 = 1.0f;
+        *(d->eps_in_root ? &u->inside : &u->eps) = d->eps;
+        return;
+    }
     if (d->kind != AMP_SGD) { ampi_update_of_adam(u, o, t, lr, wd); return; }
 
     /* SGD's buffer starts as the gradient itself. */
@@ -11374,8 +11423,7 @@ AMPI_FN void ampi_optimizer_apply(amp_optimizer* o, float mult, amp_optimizer_in
     ampi_update updates[AMP_MAX_GROUPS];
     const double factor = ampi_schedule_factor(&o->desc.schedule, o->state.step);
     const ampi_tensors t = ampi_grads_of(o->params, o->count);
-    const int kind = o->desc.kind != AMP_SGD ? AMPI_UPDATE_ADAM
-                     : o->desc.momentum > 0.0f ? AMPI_UPDATE_MOMENTUM : AMPI_UPDATE_SGD;
+    const int kind = ampi_update_kind_of(&o->desc);
     ampi_step step = { o->params, updates, kind, 0, info, 0.0, 0.0 };
     fenv_t floats;
 
@@ -11933,7 +11981,6 @@ struct amp_model {
     ampi_node draft;              /* of the layer that is being built */
     ampi_node *first, *last;      /* in the order of execution */
     int layer_count, input_count, loss_count, output_count, param_count;
-    int moments;                  /* per weight: 0 to 2 */
     unsigned op_counts[AMP_OP_COUNT];  /* layers of each operator */
     ampi_node *inputs[AMP_MAX_INPUTS], *losses[AMP_MAX_LOSSES], *outputs[AMP_MAX_OUTPUTS];
     ampi_allocation blocks[AMPI_BLOCK_COUNT];
@@ -12986,10 +13033,12 @@ AMPI_FN void ampi_place_param(amp_model* m, ampi_node* n, int index) {
     }
     if (!is_low || m->policy.master_weights)
         p.master = ampi_floats_take(m, AMPI_BLOCK_MASTERS, p.count);
-    if (ampi_has_roots(m))
+    if (ampi_has_roots(m)) {
+        const int kind = ampi_update_kind_of(&m->desc.optimizer);
         p.grad = ampi_block_take(m, AMPI_BLOCK_GRADS, p.count * ampi_type_size(p.grad_dtype));
-    if (m->moments > 0) p.m = ampi_floats_take(m, AMPI_BLOCK_MOMENTS, p.count);
-    if (m->moments > 1) p.v = ampi_floats_take(m, AMPI_BLOCK_MOMENTS, p.count);
+        if (ampi_uses_m(kind)) p.m = ampi_floats_take(m, AMPI_BLOCK_MOMENTS, p.count);
+        if (ampi_uses_v(kind)) p.v = ampi_floats_take(m, AMPI_BLOCK_MOMENTS, p.count);
+    }
 
     char* name = (char*)ampi_block_take(m, AMPI_BLOCK_HOST, AMPI_PARAM_NAME);
     if (!name) return;  /* sizes are counted */
@@ -13189,9 +13238,7 @@ AMPI_FN amp_result ampi_finalize(amp_model* m) {
         m->region_count, m->region_count > 1 ? "s are" : " is");
     AMPI_REFUSE(m->input_count == 0, AMP_ERR_SHAPE, "model: there is no input");
     AMPI_TRY(ampi_check_names(m));
-    m->moments = amp_optimizer_moments(&m->desc.optimizer);
-    if (m->moments < 0) return AMP_ERR_DESC;
-    if (!ampi_has_roots(m)) m->moments = 0;
+    if (amp_optimizer_moments(&m->desc.optimizer) < 0) return AMP_ERR_DESC;
 
     /* Types, then the nodes as they run. */
     ampi_resolve_types(m);
@@ -13233,7 +13280,7 @@ AMPI_FN void ampi_remark_doubts(amp_model* m) {
                 loss->layer.name, x->layer.name);
     }
 
-    if (o->kind != AMP_SGD && o->momentum != 0.0f)
+    if (o->kind != AMP_SGD && o->kind != AMP_RMSPROP && o->momentum != 0.0f)
         ampi_remark(&m->op_logger, "optimizer: momentum %g is for SGD, here only beta1 counts",
             (double)o->momentum);
 }
@@ -16046,6 +16093,8 @@ AMPI_FN void ampi_numbers_list(ampi_checkpoint* c) {
             hash = ampi_hash_words(hash, &group, 1);
         }
     }
+    ampi_number_add(c, -1, "eps_in_root", &d->eps_in_root, 'i', AMPI_KEPT);
+    c->numbers[c->number_count - 1].optional = 1;  /* younger than checkpoints */
     ampi_number_add(c, -1, m ? "graph" : "grouping", &hash, 'l', AMPI_GRAPH);
 }
 
@@ -16314,6 +16363,7 @@ AMPI_FN amp_result ampi_checkpoint_begin(ampi_checkpoint* c, amp_model* m, amp_o
     c->o = *o;
     c->o.desc.maximize = o->desc.maximize != 0;
     c->o.desc.nesterov = o->desc.nesterov != 0;
+    c->o.desc.eps_in_root = o->desc.eps_in_root != 0;
     c->scaler = s;
     if (s) c->s = *s;
     AMPI_CLEAR(c->o.logger);
@@ -16437,10 +16487,13 @@ AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_lay
 /* Prints an optimizer's settings in a line. */
 AMPI_FN void ampi_optimizer_print(const amp_optimizer* o, FILE* out) {
     const amp_optimizer_desc* d = &o->desc;
-    ampi_print(out, "%s: lr %g, ", ampi_name_among("SGD\0Adam\0AdamW\0LAMB\0", (unsigned)d->kind),
-        (double)o->state.lr);
+    ampi_print(out, "%s: lr %g, ", ampi_name_among("SGD\0Adam\0AdamW\0LAMB\0RMSprop\0",
+        (unsigned)d->kind), (double)o->state.lr);
     if (d->kind == AMP_SGD)
         ampi_print(out, "momentum %g%s", (double)d->momentum, d->nesterov ? " (nesterov)" : "");
+    else if (d->kind == AMP_RMSPROP)
+        ampi_print(out, "alpha %g, eps %g, momentum %g", (double)d->beta2, (double)d->eps,
+            (double)d->momentum);
     else ampi_print(out, "betas %g %g, eps %g", (double)d->beta1, (double)d->beta2, (double)d->eps);
     ampi_print(out, ", weight decay %g, clip ", (double)d->weight_decay);
     ampi_print(out, d->clip_norm > 0.0f ? "%g" : "off", (double)d->clip_norm);

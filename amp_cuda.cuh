@@ -7790,8 +7790,8 @@ AMPI_D void ampi_d_update_fetch(ampi_four_set& s, const ampi_cuda_param& p, size
     if (p.master) ampi_d_fetch4<WHOLE>(s.w, p.master, AMP_F32, i, n);
     else ampi_d_fetch4<WHOLE>(s.w, p.low, p.low_dtype, i, n);
     ampi_d_fetch4<WHOLE>(s.g, p.grad, p.grad_dtype, i, n);
-    if (KIND != AMPI_UPDATE_SGD) ampi_d_fetch4<WHOLE>(s.m, p.m, AMP_F32, i, n);
-    if (KIND >= AMPI_UPDATE_ADAM) ampi_d_fetch4<WHOLE>(s.v, p.v, AMP_F32, i, n);
+    if (ampi_uses_m(KIND)) ampi_d_fetch4<WHOLE>(s.m, p.m, AMP_F32, i, n);
+    if (ampi_uses_v(KIND)) ampi_d_fetch4<WHOLE>(s.v, p.v, AMP_F32, i, n);
 }
 
 /* The CPU's own formulas, on four elements, each by itself so that all stay in registers.
@@ -7824,13 +7824,13 @@ AMPI_D void ampi_d_update_four(const ampi_four_set& s, ampi_cuda_work& k, size_t
     float w[4], g[4], m[4], v[4];
     ampi_d_widen4(w, s.w, k.p.master ? AMP_F32 : k.p.low_dtype);
     ampi_d_widen4(g, s.g, k.p.grad_dtype);
-    if (KIND != AMPI_UPDATE_SGD) ampi_d_widen4(m, s.m, AMP_F32);
-    if (KIND >= AMPI_UPDATE_ADAM) ampi_d_widen4(v, s.v, AMP_F32);
+    if (ampi_uses_m(KIND)) ampi_d_widen4(m, s.m, AMP_F32);
+    if (ampi_uses_v(KIND)) ampi_d_widen4(v, s.v, AMP_F32);
     k.over.base = i;
     ampi_d_update_apply<KIND>(w, g, m, v, k);
     if (KIND == AMPI_LAMB_DIRECTION) return;
-    if (KIND != AMPI_UPDATE_SGD) ampi_d_store4<WHOLE>(k.p.m, AMP_F32, i, n, m);
-    if (KIND >= AMPI_UPDATE_ADAM) ampi_d_store4<WHOLE>(k.p.v, AMP_F32, i, n, v);
+    if (ampi_uses_m(KIND)) ampi_d_store4<WHOLE>(k.p.m, AMP_F32, i, n, m);
+    if (ampi_uses_v(KIND)) ampi_d_store4<WHOLE>(k.p.v, AMP_F32, i, n, v);
     if (k.p.master) ampi_d_store4<WHOLE>(k.p.master, AMP_F32, i, n, w);
     if (!k.p.low) return;
     if (k.p.master && (k.over.held | k.over.saturated))
@@ -8106,16 +8106,19 @@ AMPI_FN amp_result ampi_cuda_optimizer_run(const amp_cuda_optimizer* o,
         2 * sizeof(double) * AMPI_CUDA_BLOCK / 32, a);
 }
 
+/* The kernels of updates, by ampi_update_kind. */
+static void (*const ampi_cuda_updates[])(ampi_cuda_update) = {
+    ampi_k_optimizer<AMPI_UPDATE_SGD>, ampi_k_optimizer<AMPI_UPDATE_MOMENTUM>,
+    ampi_k_optimizer<AMPI_UPDATE_RMSPROP>, ampi_k_optimizer<AMPI_UPDATE_BUFFERED>,
+    ampi_k_optimizer<AMPI_UPDATE_ADAM>
+};
+
 /* The launches of the update: one, or three with LAMB. */
 AMPI_FN amp_result ampi_cuda_optimizer_apply(const amp_cuda_optimizer* o, const amp_exec* exec,
         const char* place) {
-    const amp_optimizer_desc* d = &o->host.desc;
-    if (d->kind == AMP_ADAM || d->kind == AMP_ADAMW)
-        return ampi_cuda_optimizer_run(o, ampi_k_optimizer<AMPI_UPDATE_ADAM>, exec, place);
-    if (d->kind == AMP_SGD)
-        return ampi_cuda_optimizer_run(o, d->momentum > 0.0f
-            ? ampi_k_optimizer<AMPI_UPDATE_MOMENTUM> : ampi_k_optimizer<AMPI_UPDATE_SGD>, exec,
-            place);
+    const int kind = ampi_update_kind_of(&o->host.desc);
+    if (kind != AMPI_UPDATE_LAMB)
+        return ampi_cuda_optimizer_run(o, ampi_cuda_updates[kind], exec, place);
     AMPI_TRY(ampi_cuda_optimizer_run(o, ampi_k_optimizer<AMPI_LAMB_DIRECTION>, exec, place));
     AMPI_TRY(ampi_cuda_optimizer_run(o, NULL, exec, place));
     return ampi_cuda_optimizer_run(o, ampi_k_optimizer<AMPI_UPDATE_LAMB>, exec, place);

@@ -270,7 +270,7 @@ static void optimizer_fields(void) {
 #define O(field, v) INT(amp_optimizer_desc, field, v)
 #define R(field, v) FLT(amp_optimizer_desc, field, v)
     static const bad list[] = {
-        O(kind, 4), O(kind, -1), R(lr, -0.1), NOT(amp_optimizer_desc, lr), R(momentum, 1), R(momentum, -0.1),
+        O(kind, 5), O(kind, -1), R(lr, -0.1), NOT(amp_optimizer_desc, lr), R(momentum, 1), R(momentum, -0.1),
         NOT(amp_optimizer_desc, momentum), R(dampening, 1.1), R(dampening, -0.1), NOT(amp_optimizer_desc, dampening),
         O(nesterov, 1), R(beta1, 1), R(beta1, -0.1), NOT(amp_optimizer_desc, beta1), R(beta2, 1), R(beta2, -0.1),
         NOT(amp_optimizer_desc, beta2), R(eps, -1), NOT(amp_optimizer_desc, eps), R(weight_decay, -0.1),
@@ -1358,7 +1358,7 @@ static void upper_halves_of_a_step(void) {
     amp_tensor grads;
     int kind;
     memset(wide, 0, sizeof wide);
-    for (kind = AMP_SGD; kind <= AMP_LAMB; kind++) {
+    for (kind = AMP_SGD; kind <= AMP_RMSPROP; kind++) {
         memset(&d, 0, sizeof d);
         memset(&p, 0, sizeof p);
         memset(&grads, 0, sizeof grads);

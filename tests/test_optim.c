@@ -73,10 +73,17 @@ static void textbook_step(textbook* r, const double* grad, int n, int t, const a
     int i;
     for (i = 0; i < n; i++) {
         double g = d->maximize ? -grad[i] : grad[i], mhat, vhat;
-        if (d->kind == AMP_SGD || d->kind == AMP_ADAM) g += wd * r->w[i];
+        if (d->kind == AMP_SGD || d->kind == AMP_ADAM || d->kind == AMP_RMSPROP) g += wd * r->w[i];
         if (d->kind == AMP_SGD) {
             r->m[i] = t == 1 ? g : mu * r->m[i] + (1 - (double)d->dampening) * g;
             r->w[i] -= lr * (d->nesterov ? g + mu * r->m[i] : mu > 0 ? r->m[i] : g);
+            continue;
+        }
+        if (d->kind == AMP_RMSPROP) {
+            r->v[i] = b2 * r->v[i] + (1 - b2) * g * g;
+            u[i] = g / (d->eps_in_root ? sqrt(r->v[i] + (double)d->eps) : sqrt(r->v[i]) + (double)d->eps);
+            r->m[i] = mu * r->m[i] + u[i];
+            r->w[i] -= lr * r->m[i];
             continue;
         }
         r->m[i] = b1 * r->m[i] + (1 - b1) * g;
@@ -98,31 +105,34 @@ typedef struct config {
     const char* name;
     amp_optimizer_kind kind;
     float lr, momentum, dampening, weight_decay, eps;
-    int nesterov, maximize;
+    int nesterov, maximize, eps_in_root;
 } config;
 
 static const config configs[] = {
-    { "sgd",            AMP_SGD,   0.05f,  0,     0,    0,     0,     0, 0 },
-    { "sgd default",    AMP_SGD,   0,      0,     0,    0,     0,     0, 0 },
-    { "sgd decay",      AMP_SGD,   0.05f,  0,     0,    0.1f,  0,     0, 0 },
-    { "sgd ascend",     AMP_SGD,   0.05f,  0,     0,    0.1f,  0,     0, 1 },
-    { "momentum",       AMP_SGD,   0.02f,  0.9f,  0,    0,     0,     0, 0 },
-    { "dampening",      AMP_SGD,   0.02f,  0.9f,  0.3f, 0.01f, 0,     0, 0 },
-    { "nesterov",       AMP_SGD,   0.02f,  0.8f,  0,    0.01f, 0,     1, 0 },
-    { "nesterov up",    AMP_SGD,   0.02f,  0.8f,  0,    0.01f, 0,     1, 1 },
-    { "adam",           AMP_ADAM,  0,      0,     0,    0,     0,     0, 0 },
-    { "adam L2",        AMP_ADAM,  0.01f,  0,     0,    0.05f, 0,     0, 0 },
-    { "adam large eps", AMP_ADAM,  0.01f,  0,     0,    0,     0.25f, 0, 1 },
-    { "adamw",          AMP_ADAMW, 0.01f,  0,     0,    0.01f, 0,     0, 0 },
-    { "adamw decay",    AMP_ADAMW, 0.01f,  0,     0,    0.3f,  0.01f, 0, 0 },
-    { "lamb",           AMP_LAMB,  0.005f, 0,     0,    0.01f, 0,     0, 0 },
-    { "lamb no decay",  AMP_LAMB,  0.005f, 0,     0,    0,     0,     0, 0 },
+    { "sgd",            AMP_SGD,   0.05f,  0,     0,    0,     0,     0, 0, 0 },
+    { "sgd default",    AMP_SGD,   0,      0,     0,    0,     0,     0, 0, 0 },
+    { "sgd decay",      AMP_SGD,   0.05f,  0,     0,    0.1f,  0,     0, 0, 0 },
+    { "sgd ascend",     AMP_SGD,   0.05f,  0,     0,    0.1f,  0,     0, 1, 0 },
+    { "momentum",       AMP_SGD,   0.02f,  0.9f,  0,    0,     0,     0, 0, 0 },
+    { "dampening",      AMP_SGD,   0.02f,  0.9f,  0.3f, 0.01f, 0,     0, 0, 0 },
+    { "nesterov",       AMP_SGD,   0.02f,  0.8f,  0,    0.01f, 0,     1, 0, 0 },
+    { "nesterov up",    AMP_SGD,   0.02f,  0.8f,  0,    0.01f, 0,     1, 1, 0 },
+    { "adam",           AMP_ADAM,  0,      0,     0,    0,     0,     0, 0, 0 },
+    { "adam L2",        AMP_ADAM,  0.01f,  0,     0,    0.05f, 0,     0, 0, 0 },
+    { "adam large eps", AMP_ADAM,  0.01f,  0,     0,    0,     0.25f, 0, 1, 0 },
+    { "adamw",          AMP_ADAMW, 0.01f,  0,     0,    0.01f, 0,     0, 0, 0 },
+    { "adamw decay",    AMP_ADAMW, 0.01f,  0,     0,    0.3f,  0.01f, 0, 0, 0 },
+    { "lamb",           AMP_LAMB,  0.005f, 0,     0,    0.01f, 0,     0, 0, 0 },
+    { "lamb no decay",  AMP_LAMB,  0.005f, 0,     0,    0,     0,     0, 0, 0 },
+    { "rmsprop",        AMP_RMSPROP, 0,    0,     0,    0,     0,     0, 0, 0 },
+    { "rmsprop decay",  AMP_RMSPROP, 0.01f, 0,    0,    0.05f, 1e-6f, 0, 1, 1 },
+    { "rmsprop buffer", AMP_RMSPROP, 0.001f, 0.9f, 0,   0.01f, 1e-3f, 0, 0, 0 },
 };
 
 static amp_optimizer_desc desc_of_config(const config* c) {
     amp_optimizer_desc d = desc_of(c->kind);
     d.lr = c->lr; d.momentum = c->momentum; d.dampening = c->dampening; d.weight_decay = c->weight_decay;
-    d.eps = c->eps; d.nesterov = c->nesterov; d.maximize = c->maximize;
+    d.eps = c->eps; d.nesterov = c->nesterov; d.maximize = c->maximize; d.eps_in_root = c->eps_in_root;
     return d;
 }
 
@@ -172,13 +182,46 @@ static void textbook_agreement(void) {
         }
 }
 
+/* kann's kann_RMSprop(n, lr, NULL, 0.9f, g, t, r) as one call, whose r is v. Each side rounds v, the root, the quotient
+   and the sum a few times: 8 roundings of a step of at most lr / sqrt(0.1), one of the weight. */
+static void rmsprop_of_kann(void) {
+    static block b;
+    static float t[N], r[N];
+    amp_optimizer_desc d = desc_of(AMP_RMSPROP);
+    amp_optimizer o;
+    amp_param p;
+    int i, step, wrong = 0;
+    fill_block(&b);
+    memcpy(t, b.w, sizeof t); memset(r, 0, sizeof r);
+    p = param_of(&b, N);
+    p.m = NULL;                                             /* no buffer without momentum */
+    d.lr = 0.001f; d.beta2 = 0.9f; d.eps = 1e-6f; d.eps_in_root = 1;
+    CHECK_MSG(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK, "%s", heard);
+    for (step = 1; step <= 50; step++) {
+        for (i = 0; i < N; i++) {
+            b.g[i] = i % 7 ? test_uniform() : 1e-4f * test_uniform();
+            r[i] = (1.0f - 0.9f) * b.g[i] * b.g[i] + 0.9f * r[i];
+            t[i] -= 0.001f / sqrtf(1e-6f + r[i]) * b.g[i];
+        }
+        CHECK(amp_optimizer_step(&o, NULL, NULL) == AMP_OK);
+        for (i = 0; i < N; i++) {
+            wrong += fabs((double)b.w[i] - (double)t[i]) > step * ldexp(1, -24) * (1 + 8 * 0.001 / sqrt(0.1));
+            wrong += fabs((double)b.v[i] / (double)r[i] - 1) > 4 * step * ldexp(1, -24);
+        }
+    }
+    CHECK_MSG(wrong == 0, "%d differ", wrong);
+    p.v = NULL;
+    CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_ERR_ARGUMENT && strstr(heard, "v is NULL"));
+}
+
 /* --- same bits ------------------------------------------------------------------------------------------- */
 
 /* Weights and moments after 20 steps, as CRC-32; the same on each instruction set, compiler and machine. */
 static const uint32_t golden[] = {
     0x7c1c213cu, 0x87fb2966u, 0xe8496711u, 0x0355ef18u, 0x0427f2afu,
     0xc6bf87ceu, 0xbf05e465u, 0x86c8a872u, 0x8f5ccb8du, 0xee84946au,
-    0xf50ba325u, 0xd22fc39au, 0xd2ec1b50u, 0x6aca3e66u, 0x7d9f20adu
+    0xf50ba325u, 0xd22fc39au, 0xd2ec1b50u, 0x6aca3e66u, 0x7d9f20adu,
+    0x2e66c09cu, 0x2370d6e3u, 0x9e4d70d6u
 };
 
 static void same_bits(void) {
@@ -269,7 +312,7 @@ static int moved_by(const place* moved, int off, const place* at_line, int n) {
 static void arrays_begin_anywhere(void) {
     static const amp_isa isas[] = { AMP_ISA_SCALAR, AMP_ISA_NEON, AMP_ISA_AVX2, AMP_ISA_AVX512 };
     static const amp_dtype types[3] = { AMP_F32, AMP_F16, AMP_BF16 };
-    static const int which[] = { 2, 7, 9, 12, 13 };
+    static const int which[] = { 2, 7, 9, 12, 13, 15, 17 };
     static const uint32_t odd[] = { 0x80000000u, 1u, 0x7f800000u, 0xff800000u, 0x7fc00000u, 0x80000123u, 0x7f7fffffu };
     static place values, finite;     /* LAMB's norms should be those of numbers */
     int c, k, off, n, i;
@@ -462,6 +505,8 @@ static const overflow_case overflow_cases[] = {
     { "w of momentum",      AMP_SGD,   0.9f, 2.0f,  0, -3e38f, 0.1f,   0.2f, 1e38f },
     { "nesterov",           AMP_SGD,   0.9f, 0.01f, 1, 0.5f,   -2e38f, 0.2f, -3e38f },
     { "w of adam",          AMP_ADAM,  0,    1e37f, 0, -3e38f, 1.0f,   1e-6f, 1.0f },
+    { "v of rmsprop",       AMP_RMSPROP, 0,    0.01f, 0, 0.5f,  0,     0.2f, 1e22f },
+    { "rmsprop's buffer",   AMP_RMSPROP, 0.9f, 2.0f,  0, 0.5f,  3e38f, 0.2f, 0.1f },
 };
 
 /* Every element but one moves as if that one were not there; that one, all of it, stays. The second step finds buffers
@@ -621,7 +666,7 @@ static void groups(void) {
     memset(g, 0, sizeof g);
     g[1].lr = 0.5f; g[1].weight_decay = AMP_ZERO;
     g[2].frozen = 1;
-    for (kind = 0; kind < 4; kind++) {
+    for (kind = 0; kind < 5; kind++) {
         static block before;
         d.kind = (amp_optimizer_kind)kind;
         d.lr = 0.25f; d.weight_decay = 1.0f; d.groups = g; d.group_count = 3; d.momentum = kind == 0 ? 0.5f : 0;
@@ -635,7 +680,7 @@ static void groups(void) {
         CHECK(amp_optimizer_init(&o, &d, p, 4) == AMP_OK && o.groups[1].lr == 0.5f);
         CHECK(amp_optimizer_step(&o, NULL, NULL) == AMP_OK && amp_optimizer_step(&o, NULL, NULL) == AMP_OK);
         CHECK(memcmp(&before, &b[2], sizeof before) == 0);                  /* frozen: weights and moments alone */
-        CHECK(memcmp(b[0].w, before.w, 80) != 0 && b[0].m[5] != 0.0f);
+        CHECK(memcmp(b[0].w, before.w, 80) != 0 && (b[0].m[5] != 0.0f || b[0].v[5] != 0.0f));
         if (kind == 0) {        /* w=2: g=1+2=3, w=1.25; buf = .5*3 + 2.25 = 3.75, w = .3125. Without decay: 1.5, then .75 */
             CHECK(b[0].w[0] == 0.3125f && b[1].w[0] == 0.75f);
         }
@@ -842,7 +887,7 @@ static void moments_are_flushed(void) {
         fill_block(&b);
         p = param_of(&b, N);
         CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK && amp_optimizer_step(&o, NULL, NULL) == AMP_OK);
-        CHECK(b.m[7] != 0.0f);
+        CHECK(b.m[7] != 0.0f || b.v[7] != 0.0f);
         amp_optimizer_zero_grad(&o);
         for (t = 0; t < 1000; t++) {
             CHECK(amp_optimizer_step(&o, NULL, NULL) == AMP_OK);
@@ -1438,6 +1483,11 @@ static void defaults(void) {
     CHECK(amp_optimizer_moments(NULL) == 0 && amp_optimizer_moments(&d) == 0);
     d.momentum = 0.9f;
     CHECK(amp_optimizer_moments(&d) == 1);
+    d = desc_of(AMP_RMSPROP);
+    CHECK(amp_optimizer_moments(&d) == 1);
+    d.momentum = 0.9f;
+    CHECK(amp_optimizer_moments(&d) == 2);
+    CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK && o.desc.lr == 0.01f && o.desc.beta2 == 0.99f && o.desc.eps == 1e-8f);
     d = desc_of(AMP_LAMB);
     CHECK(amp_optimizer_moments(&d) == 2);
     CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK && o.desc.lr == 0.001f && o.desc.eps == 1e-6f && o.desc.weight_decay == 0.0f);
@@ -1486,6 +1536,7 @@ static void zero_grad_over_nan(void) {
 int main(int argc, char** argv) {
     TEST_BEGIN(argc, argv);
     TEST(textbook_agreement);
+    TEST(rmsprop_of_kann);
     TEST(same_bits);
     TEST(arrays_begin_anywhere);
     TEST(same_bits_in_many_chunks);

@@ -101,9 +101,10 @@ static float steps(toy t, int count, int n) {
 static void test_learning(void) {
     static const struct { amp_optimizer_kind kind; float lr, momentum; const char* name; } kinds[] = {
         { AMP_SGD, 0.5f, 0.0f, "SGD" }, { AMP_SGD, 0.05f, 0.9f, "momentum" }, { AMP_ADAM, 0.01f, 0.0f, "Adam" },
-        { AMP_ADAMW, 0.01f, 0.0f, "AdamW" }, { AMP_LAMB, 0.02f, 0.0f, "LAMB" } };
+        { AMP_ADAMW, 0.01f, 0.0f, "AdamW" }, { AMP_LAMB, 0.02f, 0.0f, "LAMB" },
+        { AMP_RMSPROP, 0.01f, 0.0f, "RMSprop" }, { AMP_RMSPROP, 0.005f, 0.9f, "RMSprop with momentum" } };
     int k, level, low, style;
-    for (k = 0; k < 5; k++)
+    for (k = 0; k < COUNT(kinds); k++)
         for (level = 0; level <= 3; level++)
             for (low = AMP_F16; low <= AMP_BF16; low++)
                 for (style = 0; style <= (level == 1); style++) {
@@ -987,7 +988,7 @@ static void test_untrainable(void) {
 static void test_predictions_need_no_gradients(void) {
     int level, kind, k;
     for (level = AMP_O0; level <= AMP_O3; level++)
-        for (kind = AMP_SGD; kind <= AMP_LAMB; kind++) {
+        for (kind = AMP_SGD; kind <= AMP_RMSPROP; kind++) {
             amp_model_desc d = toy_desc(8, (amp_level)level, AMP_BF16);
             amp_param_group groups[2];
             amp_model* m[4];

@@ -248,7 +248,7 @@ static void test_zoo_as_cpu() {
 }
 
 static void test_optimizers_as_cpu() {
-    static const amp_optimizer_kind kinds[] = { AMP_SGD, AMP_ADAM, AMP_ADAMW, AMP_LAMB };
+    static const amp_optimizer_kind kinds[] = { AMP_SGD, AMP_ADAM, AMP_ADAMW, AMP_LAMB, AMP_RMSPROP };
     for (amp_optimizer_kind kind : kinds) {
         amp_model_desc d = desc_of(AMP_O2, AMP_F16);
         d.optimizer = amp_optimizer_desc();

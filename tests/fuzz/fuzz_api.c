@@ -656,7 +656,8 @@ static void try_scaler(void) {
 
 static void some_optimizer_desc(amp_optimizer_desc* d, amp_param_group* groups) {
     memset(d, 0, sizeof *d);
-    d->kind = (amp_optimizer_kind)number(0, 4);
+    d->kind = (amp_optimizer_kind)number(0, 5);
+    d->eps_in_root = d->kind == AMP_RMSPROP && (byte() & 1);
     if (byte() & 1) d->lr = number_f();
     if (byte() >= 128) d->momentum = number_f();
     if (byte() >= 200) d->dampening = number_f();

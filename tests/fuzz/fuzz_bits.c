@@ -565,9 +565,9 @@ static amp_result try_optimizer(void) {
     memset(&d, 0, sizeof d);
     memset(p, 0, sizeof p);
     memset(&info, 0, sizeof info);
-    d.kind = (amp_optimizer_kind)below(4);
-    if (d.kind == AMP_SGD && below(2)) d.momentum = 0.9f;
-    if (d.momentum > 0 && below(2)) d.nesterov = 1;
+    d.kind = (amp_optimizer_kind)below(5);
+    if ((d.kind == AMP_SGD || d.kind == AMP_RMSPROP) && below(2)) d.momentum = 0.9f;
+    if (d.momentum > 0 && below(2)) d.nesterov = d.eps_in_root = 1;
     if (below(2)) d.weight_decay = 0.1f;
     if (below(2)) d.clip_norm = 1.5f;
     d.unchecked = (int)below(2);

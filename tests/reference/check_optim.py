@@ -12,7 +12,7 @@ import types
 import numpy as np
 import torch
 
-SGD, ADAM, ADAMW, LAMB = range(4)
+SGD, ADAM, ADAMW, LAMB, RMSPROP = range(5)
 F32, F16, BF16 = 1, 2, 3
 STATIC = 15
 N, FIRST, STEPS = 2000, 1201, 100
@@ -80,6 +80,10 @@ CASES = [
     ("lamb", LAMB, 0.005, 0, 0, 0.01, 1e-6, 0, 0, 0),
     ("lamb large decay", LAMB, 0.01, 0, 0, 0.2, 1e-6, 0, 0, 0),
     ("lamb no decay", LAMB, 0.005, 0, 0, 0, 1e-6, 0, 0, 0),
+    ("rmsprop", RMSPROP, 0.01, 0, 0, 0, 1e-8, 0, 0, 0),
+    ("rmsprop decay", RMSPROP, 0.001, 0, 0, 0.05, 1e-6, 0, 1, 0),
+    ("rmsprop momentum", RMSPROP, 0.001, 0.9, 0, 0.01, 1e-3, 0, 0, 0),
+    ("rmsprop clipped", RMSPROP, 0.01, 0, 0, 0, 1e-3, 0, 0, 5.0),
 ]
 
 
@@ -92,6 +96,9 @@ def torch_optimizer(case, parts, lamb):
                                nesterov=bool(nesterov), maximize=bool(maximize))
     if kind == LAMB:
         return lamb(parts, lr=lr, betas=betas, eps=eps, weight_decay=decay, max_grad_norm=None, always_adapt=True)
+    if kind == RMSPROP:
+        return torch.optim.RMSprop(parts, lr=lr, alpha=single(0.99), eps=eps, weight_decay=decay, momentum=single(momentum),
+                                   maximize=bool(maximize))
     make = torch.optim.Adam if kind == ADAM else torch.optim.AdamW
     return make(parts, lr=lr, betas=betas, eps=eps, weight_decay=decay, maximize=bool(maximize))
 
@@ -151,8 +158,9 @@ def run(lib, case, grad_dtype, lamb, thaws=False):
     exact = double_side.weights()
     ours_error, their_error = np.abs(w - exact).max(), np.abs(single_side.weights() - exact).max()
     # Each step rounds the weight once (2^-24 of |w| < 4); the update errs by at most four roundings of the moments a step,
-    # kept for 100 steps: 400 * 2^-24 of lr * D, with D <= 4 for Adam, 20 for a momentum buffer, 16 for LAMB.
-    largest = {SGD: 20, LAMB: 16}.get(kind, 4)
+    # kept for 100 steps: 400 * 2^-24 of lr * D, with D <= 4 for Adam, 20 for a momentum buffer, 16 for LAMB,
+    # 10 for RMSprop (1 / sqrt(1 - alpha), at first), ten times that with momentum.
+    largest = {SGD: 20, LAMB: 16, RMSPROP: 100 if momentum else 10}.get(kind, 4)
     bound = STEPS * 2.0 ** -24 * (4 + 400 * lr * largest)
     label = f"{name}, gradients {('f32', 'f16', 'bf16')[grad_dtype - 1]}" + ", thawed" * thaws
     check(ours_error < bound, f"{label}: error {ours_error:.3g}, bound {bound:.3g}")
