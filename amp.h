@@ -244,6 +244,9 @@ typedef struct amp_exec {
     int    mask_exceptions; /* 1 = floating-point exceptions of the CPU are masked for the call, and
                                leave no flag */
     amp_workspace* grows;   /* NULL, or used in place of `workspace`, one call at a time */
+    amp_dtype operands;     /* 0, or F16 or BF16: products and convolutions round operands of FP32
+                               to it as they read them, with the bits of 16-bit arrays. Gradients
+                               of biases are sums of dy as stored. Not on a GPU */
 } amp_exec;
 
 /* A list of tensors is an array of these. Nothing is owned. */
@@ -2379,6 +2382,15 @@ AMPI_FN const amp_logger* ampi_exec_logger(const amp_exec* exec) {
     return exec ? exec->logger : NULL;
 }
 
+/* Refuses an exec whose operands are no type that products round to. */
+AMPI_FN amp_result ampi_check_exec(const amp_exec* exec, const char* call) {
+    const amp_dtype t = exec ? exec->operands : AMP_DTYPE_DEFAULT;
+    AMPI_REFUSE_OP(t != AMP_DTYPE_DEFAULT && t != AMP_F16 && t != AMP_BF16, AMP_ERR_DTYPE,
+        "%s: the exec's operands are %s (%d); they must be f16, bf16 or 0", call,
+        amp_dtype_name(t), (int)t);
+    return AMP_OK;
+}
+
 /* Every operator computes between these two, behind its checks. Exceptions that exec masks are as
    they were at the end, where DONE_OP returns AMP_OK. */
 #define AMPI_COMPUTE_OP \
@@ -3253,9 +3265,18 @@ typedef struct ampi_im2col {
 
 AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
 
+/* A product's operand may have a type of its own: AMPI_ROUNDED + t are FP32 elements that are
+   rounded to t as they are read. */
+enum { AMPI_ROUNDED = 16 };
+
+/* Bytes of an element, of such an operand too. */
+AMPI_INLINE size_t ampi_element_size(amp_dtype t) {
+    return (int)t > AMPI_ROUNDED ? 4 : ampi_type_size(t);
+}
+
 /* Element i of an array, or NULL. */
 AMPI_FN const void* ampi_at(const void* data, amp_dtype t, size_t i) {
-    return data ? (const char*)data + i * ampi_type_size(t) : NULL;
+    return data ? (const char*)data + i * ampi_element_size(t) : NULL;
 }
 
 /* The address of a result, which descriptions of calls keep like those of operands. */
@@ -3763,10 +3784,14 @@ AMPI_FN void ampi_channels_table(const ampi_im2col* g, const ampi_channels* d, u
     for (size_t w = 0; w < g->w.count; w++) *at++ = (uint32_t)(w * (size_t)g->w.step * AMPI_LANES);
 }
 
-/* An FP32 or low element, widened. */
+/* An FP32 or low element, widened; an operand's may be rounded before. */
 AMPI_INLINE float ampi_element_f32(const void* data, amp_dtype t, size_t i) {
     const uint16_t* low = (const uint16_t*)data;
     if (t == AMP_F32) return ((const float*)data)[i];
+    if ((int)t == AMPI_ROUNDED + AMP_F16)
+        return ampi_float(ampi_half_widen(ampi_half_bits(ampi_bits_at((const float*)data + i))));
+    if ((int)t == AMPI_ROUNDED + AMP_BF16)
+        return ampi_float(ampi_bf16_widen(ampi_bf16_bits(ampi_bits_at((const float*)data + i))));
     return ampi_float(t == AMP_F16 ? ampi_half_widen(low[i]) : ampi_bf16_widen(low[i]));
 }
 
@@ -4269,8 +4294,25 @@ AMPI_KERNEL_FN unsigned AMPI_K(least_exponent)(const uint16_t* x, size_t n) {
     return (least + 1u) >> 7;  /* the exponent field; 256 where `least` is as it began */
 }
 #endif
+/* load_any of FP32 elements that are rounded to type `to`, into memory. The function is not
+   inlined, as few operands are rounded. */
+AMPI_PASS_TARGET AMPI_APART void AMPI_K(round_part)(float* dst, const void* p, amp_dtype to,
+        size_t count) {
+    float low[AMPI_LANES] = { 0 };  /* loads of a type known at run time may reach as far */
+    AMPI_V16 x = count >= AMPI_LANES ? ampi_v_load_typed(p, AMP_F32)
+        : AMPI_K(load_part)(p, AMP_F32, count);
+    if (to == AMP_BF16) x = ampi_v_quiet(x, 0xffff0000u);
+    ampi_v_store_typed(low, to, x);
+    ampi_v_store(dst, ampi_v_load_typed(low, to));
+}
+
 /* The first `count` of sixteen neighbours, all of them if it is 16 or more; other lanes are 0. */
 AMPI_LANES_FN AMPI_V16 ampi_v_load_any(const void* p, amp_dtype t, size_t count) {
+    float rounded[AMPI_LANES];
+    if ((int)t > AMPI_ROUNDED) {
+        AMPI_K(round_part)(rounded, p, (amp_dtype)((int)t - AMPI_ROUNDED), count);
+        return ampi_v_load(rounded);
+    }
     return count >= AMPI_LANES ? ampi_v_load_typed(p, t) : AMPI_K(load_part)(p, t, count);
 }
 
@@ -4453,7 +4495,8 @@ AMPI_PASS_TARGET AMPI_APART void AMPI_K(strided_row)(float* dst, const void* src
 AMPI_LANES_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t plane, int64_t y,
         const ampi_row_pixels* row) {
     const ampi_im2col* g = &v->image;
-    const size_t size = ampi_type_size(v->dtype), inside = row->inside, behind = row->left + inside;
+    const size_t size = ampi_element_size(v->dtype), inside = row->inside,
+        behind = row->left + inside;
     const char* src;
     size_t first;
     if (y < 0 || y >= g->h.size || inside == 0) {  /* the row is margin */
@@ -4471,7 +4514,7 @@ AMPI_LANES_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t 
         ampi_v_widen(dst, src, v->dtype, inside);
     } else {  /* whole vectors may be read, as the source has one more behind the row */
         for (size_t i = 0; i < inside; i += AMPI_LANES)
-            ampi_v_store(dst + i, ampi_v_load_typed(src + i * size, v->dtype));
+            ampi_v_store(dst + i, ampi_v_load_any(src + i * size, v->dtype, AMPI_LANES));
     }
     AMPI_K(margin)(dst + inside, row->count - behind);
 }
@@ -4767,7 +4810,7 @@ AMPI_KERNEL_FN void AMPI_K(lanes_in)(float* dst, size_t ldd, const void* src, si
     float block[AMPI_LANES][AMPI_LANES];
     for (size_t p = 0; p < k; p += AMPI_LANES) {
         const char* from = (const char*)ampi_at(src, t, p);
-        if (rows == AMPI_LANES && readable - p >= AMPI_LANES) {
+        if (rows == AMPI_LANES && readable - p >= AMPI_LANES && (int)t < AMPI_ROUNDED) {
             ampi_v_transpose(dst + p * ldd, ldd, from, step, t);
             continue;
         }
@@ -4785,7 +4828,7 @@ AMPI_INLINE float* AMPI_K(packed_column)(const AMPI_LOOPS* q, size_t j) {
 
 /* Row p of the packed block of B from its n elements, neighbours in memory. */
 AMPI_KERNEL_FN void AMPI_K(pack_row)(const AMPI_LOOPS* q, size_t p, const void* src, amp_dtype t) {
-    const size_t size = ampi_type_size(t);
+    const size_t size = ampi_element_size(t);
     for (size_t j = 0; j < q->n; j += AMPI_LANES)
         ampi_v_store(AMPI_K(packed_column)(q, j) + p * AMPI_NR,
             ampi_v_load_any((const char*)src + j * size, t, q->n - j));
@@ -4811,7 +4854,7 @@ AMPI_KERNEL_FN void AMPI_K(pack_columns)(const AMPI_LOOPS* q) {
             }
             AMPI_K(lanes_in)(AMPI_K(packed_column)(q, j) + p * AMPI_NR, AMPI_NR,
                 ampi_at(b->data, b->dtype, (q->column + j) * step + at),
-                step * ampi_type_size(b->dtype), b->dtype, columns, count, count);
+                step * ampi_element_size(b->dtype), b->dtype, columns, count, count);
         }
 }
 
@@ -5316,7 +5359,7 @@ AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* plan
 AMPI_KERNEL_FN void AMPI_K(pad_channels)(float* padded, const ampi_operand* v,
         const ampi_channels* d, size_t plane, size_t channels) {
     const ampi_im2col* g = &v->image;
-    const size_t size = ampi_type_size(v->dtype);
+    const size_t size = ampi_element_size(v->dtype);
     const ampi_row_pixels row = ampi_row_pixels_of(g->w.size, g->w.low, 1, d->pitch / AMPI_LANES);
     /* Floats of a row before the source's pixels, and up to their end. */
     const size_t left = row.left * AMPI_LANES, end = left + row.inside * AMPI_LANES;
@@ -5413,7 +5456,7 @@ AMPI_KERNEL_FN void AMPI_K(depthwise)(const ampi_product* s, size_t channel, siz
         if (dw)
             AMPI_K(lanes_in)(pixels, AMPI_LANES,
                 ampi_at(s->a.data, s->a.dtype, n * dy->image + channel * dy->plane),
-                dy->plane * ampi_type_size(s->a.dtype), s->a.dtype, channels, dy->pixels,
+                dy->plane * ampi_element_size(s->a.dtype), s->a.dtype, channels, dy->pixels,
                 dy->pixels);
 
         for (size_t y = 0; y < g->h.count; y++) {
@@ -6437,12 +6480,25 @@ AMPI_FN size_t ampi_gemm_floats(const ampi_product* s) {
 /* Bytes of a workspace that holds that many floats behind its first multiple of 64 bytes. */
 AMPI_FN size_t ampi_floats_workspace(size_t floats) { return floats * sizeof(float) + 128; }
 
+/* Operands of FP32 get the type that the exec has them rounded to. */
+AMPI_FN void ampi_product_round(ampi_product* s, const amp_exec* exec) {
+    const int to = exec && exec->operands ? AMPI_ROUNDED + (int)exec->operands : (int)AMP_F32;
+    if (s->a.dtype == AMP_F32) s->a.dtype = (amp_dtype)to;
+    if (s->b.dtype == AMP_F32) s->b.dtype = (amp_dtype)to;
+}
+
+/* Are both operands halves, as stored or rounded? */
+AMPI_FN int ampi_product_is_exact(const ampi_product* s) {
+    return (int)s->a.dtype % AMPI_ROUNDED == AMP_F16 && (int)s->b.dtype % AMPI_ROUNDED == AMP_F16;
+}
+
 /* Computes a checked product, in the workspace if its blocks fit there. */
 AMPI_FN void ampi_gemm_run(const ampi_product* product, const amp_exec* exec) {
     const ampi_kernels* g = ampi_kernels_now();
     ampi_product s = *product;
     if (s.m == 0 || s.n == 0) return;
-    s.exact |= s.a.dtype == AMP_F16 && s.b.dtype == AMP_F16;
+    ampi_product_round(&s, exec);
+    s.exact |= ampi_product_is_exact(&s);
     s.form = ampi_gemm_form(g, &s, exec);
 
     AMPI_GROW_WORKSPACE(ampi_floats_workspace(ampi_gemm_floats(&s)))
@@ -6652,6 +6708,7 @@ AMP_DEF amp_result amp_gemm(const amp_gemm_shape* s, float alpha, amp_ref a, amp
     ampi_product first;
     AMPI_TRY(ampi_gemm_product(&first, &full, ampi_exec_logger(exec), "amp_gemm", s, alpha, a,
         b, beta, c));
+    AMPI_TRY(ampi_check_exec(exec, "amp_gemm"));
     if (full.m == 0 || full.n == 0) return AMP_OK;
     AMPI_COMPUTE_OP;
     if (full.batch == 1) ampi_gemm_run(&first, exec);
@@ -6748,6 +6805,7 @@ AMP_DEF amp_result amp_linear_forward(amp_ref x, amp_ref w, amp_ref b, amp_ref y
     const ampi_layer_refs t = { x, w, b, y, AMP_NONE, AMP_NONE, AMP_NONE, 0 };
     ampi_product s;
     AMPI_TRY(ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 0));
+    AMPI_TRY(ampi_check_exec(exec, "linear"));
     AMPI_COMPUTE_OP;
     ampi_linear_y(&s, &t, n, in, out);
     ampi_gemm_run(&s, exec);
@@ -6760,6 +6818,7 @@ AMP_DEF amp_result amp_linear_backward(amp_ref dy, amp_ref x, amp_ref w, amp_ref
     const ampi_layer_refs t = { x, w, AMP_NONE, dy, dx, dw, db, accumulate };
     ampi_product s;
     AMPI_TRY(ampi_check_linear(ampi_exec_logger(exec), &t, n, in, out, 1));
+    AMPI_TRY(ampi_check_exec(exec, "linear backward"));
     AMPI_COMPUTE_OP;
     if (dx.data) { ampi_linear_dx(&s, &t, n, in, out); ampi_gemm_run(&s, exec); }
     if (dw.data) { ampi_linear_dw(&s, &t, n, in, out); ampi_gemm_run(&s, exec); }
@@ -7079,7 +7138,7 @@ AMPI_FN void ampi_widen_weights(ampi_convolution* v, float* room) {
         ampi_kernels_now()->rows(room + group * rows, v->s.k, &w, 0, v->s.m, 0, v->s.k, NULL);
     }
     ampi_kernels_end();
-    v->s.exact = all.dtype == AMP_F16 && v->s.b.dtype == AMP_F16;
+    v->s.exact = ampi_product_is_exact(&v->s);
     v->s.a = ampi_matrix(amp_f32(room), v->s.k, 1);
     v->a_group = rows;
     if (v->s.form == AMPI_FP32) return;
@@ -7192,7 +7251,8 @@ AMPI_FN size_t ampi_convolution_floats(const ampi_convolution* v) {
 }
 
 /* y, dw by parts of channels, or one phase of dx. */
-AMPI_FN void ampi_convolution_run(const ampi_convolution* v, const amp_exec* exec) {
+AMPI_FN void ampi_convolution_run(ampi_convolution* v, const amp_exec* exec) {
+    ampi_product_round(&v->s, exec);
     const int is_dw = v->s.b.along_k;
     const size_t all = v->s.b.image.channels, weights = ampi_widened_floats(v);
     const size_t channels = is_dw ? ampi_window_channels(&v->s.b.image) : all;
@@ -7205,6 +7265,7 @@ AMPI_FN void ampi_convolution_run(const ampi_convolution* v, const amp_exec* exe
        if it has room: products would do so again and again. The rest is theirs. */
     AMPI_CLEAR(rest);
     if (exec) rest = *exec;
+    rest.operands = AMP_DTYPE_DEFAULT;
     if (!is_dw) own.s.form = ampi_gemm_form(ampi_kernels_now(), &v->s, exec);
     if (weights > 0 && (v->s.a.area > 0 || own.s.form != AMPI_FP32)
         && ampi_room(exec) >= weights + AMPI_STACK_FLOATS) {
@@ -7303,6 +7364,7 @@ AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, amp_ref x, 
     ampi_convolution v;
     ampi_conv2d_sizes c;
     AMPI_TRY(ampi_check_conv2d(&c, shape, ampi_exec_logger(exec), &t, 0));
+    AMPI_TRY(ampi_check_exec(exec, "conv2d"));
     AMPI_COMPUTE_OP;
     ampi_conv2d_y(&v, &c, &t);
     ampi_convolution_run(&v, exec);
@@ -7316,6 +7378,7 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, amp_ref dy
     ampi_convolution v;
     ampi_conv2d_sizes c;
     AMPI_TRY(ampi_check_conv2d(&c, shape, ampi_exec_logger(exec), &t, 1));
+    AMPI_TRY(ampi_check_exec(exec, "conv2d backward"));
     AMPI_COMPUTE_OP;
     if (dx.data) ampi_conv2d_dx_run(&c, &t, exec);
     if (dw.data) {

@@ -814,6 +814,13 @@ AMPI_FN amp_result ampi_cuda_check_pointer(const amp_exec* exec, const char* op,
     return ampi_cuda_check_memory(exec, op, "the workspace", exec->workspace);
 }
 
+/* Refuses an exec that has products round operands of FP32. */
+AMPI_FN amp_result ampi_cuda_check_rounding(const amp_exec* exec, const char* op) {
+    AMPI_REFUSE_OP(exec && exec->operands, AMP_ERR_UNSUPPORTED,
+        "%s: operands of the exec must be 0 on a GPU", op);
+    return AMP_OK;
+}
+
 /* ampi_check_operands, and that all is memory of the device. */
 AMPI_FN amp_result ampi_cuda_check_operands(const amp_exec* exec, const char* op, size_t n,
         const ampi_argument* list, size_t count) {
@@ -3681,6 +3688,7 @@ AMP_DEF amp_result amp_cuda_gemm_with(const amp_gemm_shape* shape, float alpha, 
     AMPI_TRY(ampi_gemm_product(&p, &s, ampi_exec_logger(exec), op, shape, alpha, a, b,
         beta, c));
     AMPI_TRY(ampi_cuda_check_desc(&d, &s, ampi_exec_logger(exec), op));
+    AMPI_TRY(ampi_cuda_check_rounding(exec, op));
     if (s.m == 0 || s.n == 0) return AMP_OK;
     AMPI_TRY(ampi_cuda_check_pointer(exec, op, "c", c.data));
     if (s.k > 0) AMPI_TRY(ampi_cuda_check_pointer(exec, op, "a", a.data));
@@ -3897,6 +3905,7 @@ AMPI_FN amp_result ampi_cuda_check_layer(const amp_exec* exec, const char* op,
     const void* const pointers[] = { backward && !t->dw.data ? NULL : t->x.data,
         backward && !t->dx.data ? NULL : t->w.data, t->b.data, t->y.data, t->dx.data, t->dw.data,
         t->db.data };
+    AMPI_TRY(ampi_cuda_check_rounding(exec, op));
     for (size_t i = 0; i < AMPI_LENGTH(names); i++)
         AMPI_TRY(ampi_cuda_check_pointer(exec, op, names[i], pointers[i]));
     return AMP_OK;

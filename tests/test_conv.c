@@ -860,8 +860,57 @@ static void test_exceptions(void) {
     amp_cpu_force_isa(AMP_ISA_AUTO);
 }
 
+/* Convolutions of FP32 arrays that the exec has rounded to 16 bits have the bits of 16-bit arrays. */
+static void check_rounded(const amp_conv2d_shape* s, amp_dtype type, const amp_exec* plain) {
+    int oh = 0, ow = 0, i;
+    amp_exec exec = *plain;
+    CHECK(amp_conv2d_output(s, &oh, &ow, NULL) == AMP_OK);
+    const size_t xs = (size_t)s->n * (size_t)s->channels * (size_t)s->height * (size_t)s->width;
+    const size_t ws = (size_t)s->out_channels * (size_t)(s->channels / s->groups) * (size_t)s->kernel_h * (size_t)s->kernel_w;
+    const size_t ys = (size_t)s->n * (size_t)s->out_channels * (size_t)oh * (size_t)ow, all = xs + ws + ys;
+    float *x = (float*)malloc(3 * all * sizeof(float)), *w = x + xs, *dy = w + ws, *got[2];
+    uint16_t* low = (uint16_t*)malloc(all * sizeof *low);
+    got[0] = x + all; got[1] = got[0] + all;
+    for (size_t j = 0; j < all; j++) x[j] = test_uniform();
+    amp_convert(amp_ref_of(low, type), amp_f32(x), all);
+    memset(got[0], 0, 2 * all * sizeof(float));
+    exec.operands = type;
+    for (i = 0; i < 2; i++) {
+        const amp_ref rx = i ? amp_f32(x) : amp_ref_of(low, type), rw = i ? amp_f32(w) : amp_ref_of(low + xs, type),
+            rdy = i ? amp_f32(dy) : amp_ref_of(low + xs + ws, type);
+        const amp_exec* e = i ? &exec : plain;
+        CHECK(amp_conv2d_forward(s, rx, rw, AMP_NONE, amp_f32(got[i] + xs + ws), e) == AMP_OK);
+        CHECK(amp_conv2d_backward(s, rdy, rx, rw, amp_f32(got[i]), amp_f32(got[i] + xs), AMP_NONE, 0, e) == AMP_OK);
+    }
+    CHECK_MSG(memcmp(got[0], got[1], all * sizeof(float)) == 0, "%s %s %d -> %d, kernel %d, stride %d, groups %d, room %d",
+              amp_isa_name(amp_cpu_isa()), amp_dtype_name(type), s->channels, s->out_channels, s->kernel_h, s->stride_h,
+              s->groups, plain->workspace != NULL);
+    free(x); free(low);
+}
+static void test_rounded_operands(void) {
+    const amp_conv2d_shape shapes[9] = {
+        shape_of(2, 3, 9, 10, 5, 3, 3, 1, 1, 1, 1, 1, 1, 1), shape_of(2, 4, 9, 10, 6, 3, 3, 2, 2, 1, 0, 1, 1, 2),
+        shape_of(1, 2, 12, 11, 3, 3, 2, 1, 1, 2, 2, 2, 2, 1), shape_of(3, 20, 7, 7, 33, 1, 1, 1, 1, 0, 0, 1, 1, 1),
+        shape_of(2, 20, 9, 8, 20, 3, 3, 1, 1, 1, 1, 1, 1, 20), shape_of(2, 20, 9, 8, 20, 3, 3, 2, 1, 1, 1, 1, 1, 20),
+        shape_of(1, 3, 30, 31, 4, 5, 5, 5, 6, 0, 0, 1, 1, 1), shape_of(4, 40, 12, 12, 24, 3, 3, 1, 1, 1, 1, 1, 1, 1),
+        shape_of(2, 6, 5, 5, 3, 2, 3, 1, 2, 0, 1, 1, 1, 3) };
+    static float workspace[1 << 20];
+    int isa, i, room;
+    for (isa = 0; isa < COUNT(ISAS); isa++)
+        for (i = 0; i < 9 && amp_cpu_force_isa(ISAS[isa]) == AMP_OK; i++)
+            for (room = 0; room < 2 && test_due(); room++) {
+                amp_exec exec;
+                memset(&exec, 0, sizeof exec);
+                if (room) { exec.workspace = workspace; exec.workspace_size = sizeof workspace; }
+                check_rounded(&shapes[i], AMP_F16, &exec);
+                check_rounded(&shapes[i], AMP_BF16, &exec);
+            }
+    amp_cpu_force_isa(AMP_ISA_AUTO);
+}
+
 int main(int argc, char** argv) {
     TEST_BEGIN(argc, argv);
+    TEST(test_rounded_operands);
     TEST(test_shapes);
     TEST(test_type_mixes);
     TEST(test_random_convolutions);

@@ -909,8 +909,111 @@ static void test_workspace_is_enough(void) {
     amp_cpu_force_isa(AMP_ISA_AUTO);
 }
 
+/* --- operands of FP32 that products round ------------------------------------------------- */
+
+/* Products of FP32 arrays rounded while they are read have the bits of products of 16-bit arrays. */
+static void check_rounded(const size_t size[3], int trans, amp_dtype type, int sides, const amp_exec* plain) {
+    const size_t m = size[0], n = size[1], k = size[2];
+    const amp_transpose ta = trans & 1 ? AMP_TRANS : AMP_NO_TRANS, tb = trans & 2 ? AMP_TRANS : AMP_NO_TRANS;
+    float* a = (float*)malloc((m * k + k * n + 2 * m * n) * sizeof(float));
+    float *b = a + m * k, *c = b + k * n, *expected = c + m * n;
+    uint16_t *low_a = (uint16_t*)malloc((m * k + k * n) * sizeof *low_a), *low_b = low_a + m * k;
+    const amp_ref of_a = amp_ref_of(sides & 1 ? (void*)a : low_a, sides & 1 ? AMP_F32 : type);
+    const amp_ref of_b = amp_ref_of(sides & 2 ? (void*)b : low_b, sides & 2 ? AMP_F32 : type);
+    amp_exec exec = *plain;
+    size_t i;
+    for (i = 0; i < m * k + k * n; i++) a[i] = test_uniform() * (i % 7 == 0 ? 1e-4f : i % 11 == 0 ? 7e4f : 1.0f);
+    amp_convert(amp_ref_of(low_a, type), amp_f32(a), m * k + k * n);
+    exec.operands = type;
+    CHECK(amp_gemm(PRODUCT(ta, tb, m, n, k, 0, 0, 0), 0.5f, amp_ref_of(low_a, type), amp_ref_of(low_b, type), 0.0f,
+        amp_f32(expected), plain) == AMP_OK);
+    CHECK(amp_gemm(PRODUCT(ta, tb, m, n, k, 0, 0, 0), 0.5f, of_a, of_b, 0.0f, amp_f32(c), &exec) == AMP_OK);
+    CHECK_MSG(memcmp(c, expected, m * n * sizeof *c) == 0, "%s %s %lux%lux%lu trans %d sides %d",
+              amp_isa_name(amp_cpu_isa()), amp_dtype_name(type), (unsigned long)m, (unsigned long)n, (unsigned long)k, trans,
+              sides);
+    free(a); free(low_a);
+}
+static void test_rounded_operands(void) {
+    static const size_t SIZES[7][3] = {
+        { 1, 40, 30 }, { 3, 50, 500 }, { 5, 7, 9 }, { 30, 50, 48 }, { 16, 33, 20 }, { 140, 520, 130 }, { 60, 40, 900 } };
+    static unsigned char workspace[1 << 22];
+    int i, size, trans, room;
+    for (i = 0; i < 5; i++)
+        for (size = 0; size < 7 && amp_cpu_force_isa(ISAS[i]) == AMP_OK; size++)
+            for (trans = 0; trans < 4 && test_due(); trans++)
+                for (room = 0; room < 2; room++) {
+                    amp_exec exec;
+                    memset(&exec, 0, sizeof exec);
+                    if (room) { exec.workspace = workspace; exec.workspace_size = sizeof workspace; }
+                    check_rounded(SIZES[size], trans, AMP_F16, 3, &exec);
+                    check_rounded(SIZES[size], trans, AMP_BF16, 1 + (trans + size) % 3, &exec);
+                }
+    amp_cpu_force_isa(AMP_ISA_AUTO);
+}
+/* What is not finite stays so, and a number beyond half becomes infinity. */
+static void test_rounded_special_values(void) {
+    static const uint32_t bits[4] = { 0x7fffffffu, 0xff800000u, 0x7f7fffffu, 0x47800000u };   /* NaN, -inf, the largest, 65536 */
+    static const amp_dtype types[2] = { AMP_F16, AMP_BF16 };
+    const float one = 1.0f;
+    int i, t, q;
+    for (q = 0; q < 5; q++)
+        for (t = 0; t < 2 && amp_cpu_force_isa(ISAS[q]) == AMP_OK; t++)
+            for (i = 0; i < 4; i++) {
+                amp_exec exec;
+                uint16_t low;
+                float x = from_bits(bits[i]), got = 0.0f, expected;
+                memset(&exec, 0, sizeof exec);
+                exec.operands = types[t];
+                amp_convert(amp_ref_of(&low, types[t]), amp_f32(&x), 1);
+                amp_convert(amp_f32(&expected), amp_ref_of(&low, types[t]), 1);
+                CHECK(amp_gemm(PRODUCT(0, 0, 1, 1, 1, 0, 0, 0), 1.0f, amp_f32(&x), amp_f32(&one), 0.0f, amp_f32(&got),
+                    &exec) == AMP_OK);
+                CHECK_MSG(to_bits(got) == (i == 0 ? 0x7fc00000u : to_bits(expected)), "%s %d: %08x",
+                          amp_dtype_name(types[t]), i, (unsigned)to_bits(got));
+            }
+    amp_cpu_force_isa(AMP_ISA_AUTO);
+}
+/* A dense layer rounds x, w and dy; db is the sum of dy as it is. */
+static void test_rounded_dense(void) {
+    enum { N = 9, IN = 20, OUT = 17 };
+    float x[N * IN], w[OUT * IN], dy[N * OUT], y[2][N * OUT], dx[2][N * IN], dw[2][OUT * IN], db[2][OUT];
+    amp_half lx[N * IN], lw[OUT * IN], ldy[N * OUT];
+    amp_exec exec;
+    int i;
+    memset(&exec, 0, sizeof exec);
+    exec.operands = AMP_F16;
+    for (i = 0; i < N * IN; i++) x[i] = test_uniform();
+    for (i = 0; i < OUT * IN; i++) w[i] = test_uniform();
+    for (i = 0; i < N * OUT; i++) dy[i] = test_uniform();
+    amp_convert(amp_f16(lx), amp_f32(x), N * IN);
+    amp_convert(amp_f16(lw), amp_f32(w), OUT * IN);
+    amp_convert(amp_f16(ldy), amp_f32(dy), N * OUT);
+    CHECK(amp_linear_forward(amp_f16(lx), amp_f16(lw), AMP_NONE, amp_f32(y[0]), N, IN, OUT, NULL) == AMP_OK);
+    CHECK(amp_linear_forward(amp_f32(x), amp_f32(w), AMP_NONE, amp_f32(y[1]), N, IN, OUT, &exec) == AMP_OK);
+    CHECK(amp_linear_backward(amp_f16(ldy), amp_f16(lx), amp_f16(lw), amp_f32(dx[0]), amp_f32(dw[0]), AMP_NONE, 0, N, IN,
+        OUT, NULL) == AMP_OK);
+    CHECK(amp_linear_backward(amp_f32(dy), amp_f32(x), amp_f32(w), AMP_NONE, AMP_NONE, amp_f32(db[0]), 0, N, IN, OUT,
+        NULL) == AMP_OK);
+    CHECK(amp_linear_backward(amp_f32(dy), amp_f32(x), amp_f32(w), amp_f32(dx[1]), amp_f32(dw[1]), amp_f32(db[1]), 0, N, IN,
+        OUT, &exec) == AMP_OK);
+    CHECK(memcmp(y[0], y[1], sizeof y[0]) == 0);
+    CHECK(memcmp(dx[0], dx[1], sizeof dx[0]) == 0);
+    CHECK(memcmp(dw[0], dw[1], sizeof dw[0]) == 0);
+    CHECK(memcmp(db[0], db[1], sizeof db[0]) == 0);
+    exec.logger = &LISTENER;
+    exec.operands = AMP_F64;
+    check_refused(amp_linear_forward(amp_f32(x), amp_f32(w), AMP_NONE, amp_f32(y[1]), N, IN, OUT, &exec), AMP_ERR_DTYPE,
+                  "linear: the exec's operands are f64 (4); they must be f16, bf16 or 0");
+    check_refused(amp_gemm(PRODUCT(0, 0, 1, 1, 1, 0, 0, 0), 1.0f, amp_f32(x), amp_f32(w), 0.0f, amp_f32(y[1]), &exec),
+                  AMP_ERR_DTYPE, "amp_gemm: the exec's operands are f64 (4); they must be f16, bf16 or 0");
+    CHECK(memcmp(y[0], y[1], sizeof y[0]) == 0);
+}
+
 int main(int argc, char** argv) {
     TEST_BEGIN(argc, argv);
+    TEST(test_rounded_operands);
+    TEST(test_rounded_special_values);
+    TEST(test_rounded_dense);
     TEST(test_all_types_and_transposes);
     TEST(test_alpha_beta);
     TEST(test_blocks);

@@ -632,6 +632,11 @@ static void test_refused_products() {
                   "amp_cuda_gemm: the shape is NULL", launches());
     refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, q, 3, p + 9, 3, AMP_ERR_ARGUMENT,
                 "amp_cuda_gemm: c would be written over a");
+    e.operands = AMP_F16;
+    check_refused(cuda->gemm(&s, 1, amp_f32(p), amp_f32(q), 0, amp_f32(r), &e), AMP_ERR_UNSUPPORTED,
+                  "amp_cuda_gemm: operands of the exec must be 0 on a GPU", launches());
+    check_refused(cuda->linear_forward(amp_f32(p), amp_f32(q), AMP_NONE, amp_f32(r), 2, 3, 4, &e), AMP_ERR_UNSUPPORTED,
+                  "amp_cuda_linear_forward: operands of the exec must be 0 on a GPU", launches());
     CHECK(d.download() == d.host);
 }
 

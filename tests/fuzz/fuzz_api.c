@@ -157,6 +157,7 @@ static amp_exec* some_exec(amp_exec* exec) {
             exec->workspace_size--;
         }
     }
+    if (byte() >= 200) exec->operands = (amp_dtype)number(0, 20);
     return exec;
 }
 
