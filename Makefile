@@ -159,6 +159,7 @@ $(B)/emu$(EMU_ARCH)_%: tests/emu/%.cpp tests/test.h $(wildcard tests/emu/*.h) am
 # This lesson has an amp.h of its own, with threads where the compiler has OpenMP.
 $(B)/lessons/12_same_bits: examples/lessons/12_same_bits.c amp.h $(wildcard examples/*.h) | $(B)
 	@mkdir -p $(@D)
+	@echo "Compiling lesson 12/$(words $(LESSONS)), with an amp.h of its own"
 	@$(CC) $(STRICT) $(CFLAGS) -fopenmp $< -o $@ $(LDLIBS) 2> $@.log || $(CC) $(STRICT) $(CFLAGS) $< -o $@ $(LDLIBS)
 
 # The GPU's benchmark, to be tried with --tiny.
@@ -167,6 +168,8 @@ $(B)/emu$(EMU_ARCH)_bench: tests/bench/bench_cuda.cu $(wildcard tests/bench/*.h 
 
 # A user compiles an example alone, as README shows. Here it leaves out the implementation, as if it had been included
 # before, and takes that of the tests: examples, lessons, one compilation of amp.h.
+NUMBER = $(patsubst 0%,%,$(firstword $(subst _, ,$(@F))))
 $(B)/%: examples/%.c amp.h $(wildcard examples/*.h examples/lessons/*.h) $(B)/impl.o | $(B)
 	@mkdir -p $(@D)
-	$(CC) $(STRICT) $(CFLAGS) -DAMPI_IMPLEMENTATION_ONCE $< $(B)/impl.o -o $@ $(LDLIBS)
+	@echo "Compiling $(if $(filter lessons/%,$*),lesson $(NUMBER)/$(words $(LESSONS)),$*)"
+	@$(CC) $(STRICT) $(CFLAGS) -DAMPI_IMPLEMENTATION_ONCE $< $(B)/impl.o -o $@ $(LDLIBS)

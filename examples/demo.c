@@ -210,16 +210,17 @@ static void print_table(const run* runs, int count) {
 
 static int draw(const run* runs, const char* path, char* error) {
     chart_series loss[3] = {
-        { .name = "O0: FP32", .color = "#8a8f98", .width = 6.0, .opacity = 0.45 },
-        { .name = "O1", .color = "#d9660f", .width = 3.4, .opacity = 0.9 },
-        { .name = "O2", .color = "#2f86eb", .dash = "6 5", .width = 2.0, .opacity = 1.0 }
+        { .name = "FP32 (O0)", .color = CHART_OTHER, .width = 6.0, .opacity = 1.0 },
+        { .name = "O1", .color = CHART_FP32, .width = 3.4, .opacity = 0.9 },
+        { .name = "O2", .color = CHART_FP16, .dash = "6 5", .width = 2.0, .opacity = 1.0 }
     };
     chart_series scale[2];
     chart_panel panels[2] = {
-        { .title = "Training loss (mean of about 20 batches)", .x_label = "updates", .log_y = 1,
-          .series = loss, .series_count = 3 },
-        { .title = "Loss scale", .x_label = "steps, skipped ones included", .integer_y = 1, .y_prefix = "2^", .steps = 1,
-          .mark_name = "step skipped: overflow", .mark_color = "#e0455e", .series = scale, .series_count = 2 }
+        { .title = "Half (O2) learns as FP32 does;\nO1 is the same run here", .x_label = "updates",
+          .y_label = "loss, mean of about 20 batches", .log_y = 1, .series = loss, .series_count = 3 },
+        { .title = "The loss scale finds its place;\na step that overflows is skipped",
+          .x_label = "steps, skipped ones included", .y_label = "loss scale", .integer_y = 1, .y_prefix = "2^", .steps = 1,
+          .mark_name = "step skipped: overflow", .series = scale, .series_count = 2 }
     };
     int i;
     for (i = 0; i < 3; i++) {

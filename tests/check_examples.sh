@@ -21,8 +21,10 @@ for picture in examples/lessons/*.svg; do
     [ -s "$drawn" ] && { [ "$(basename "$picture")" = 11_attention.svg ] || cmp "$picture" "$drawn"; } ||
         { echo "make lessons does not draw $picture as it is"; exit 1; }
 done
-[ "$(grep -c '<svg' $out/lessons/index.html)" -eq "$(find examples/lessons -name '*.c' | wc -l)" ] ||
-    { echo "the page of the lessons lacks a picture"; exit 1; }
+[ "$(grep -c '<svg' $out/lessons/index.html)" -eq "$(cat examples/lessons/*.svg | grep -c '<svg class="ink')" ] ||
+    { echo "the page of the lessons lacks a panel of a picture"; exit 1; }
+[ "$(grep -c '<code>' $out/lessons/index.html)" -ge "$(cat examples/lessons/[0-9]*.c | wc -l)" ] ||
+    { echo "the page of the lessons lacks a program"; exit 1; }
 awk 'length > 100 { print FILENAME ": " $0; wide = 1 } END { exit wide }' build/lessons/*.txt ||
     { echo "a line of a table is wider than the page gives it room"; exit 1; }
 [ "$(grep -c '<ol' $out/lessons/index.html)" -eq "$((2 * $(find examples/lessons -name '*.c' | wc -l)))" ] ||

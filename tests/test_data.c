@@ -1,6 +1,8 @@
-/* test_data.c - the examples' data: inflate, gzip and IDX on good and on hostile input, files, drawn digits. */
+/* test_data.c - the examples' data and charts: inflate, gzip and IDX on good and on hostile input, files, drawn digits,
+   the palette as the colour-blind see it, what a chart writes. */
 #define DATA_MAX_BYTES (1u << 20)       /* so that the limit itself can be tested with little memory */
 #include "../examples/data.h"
+#include "../examples/chart.h"
 #include "test.h"
 #include <time.h>
 
@@ -492,6 +494,117 @@ static void test_batches(void) {
     data_free(&d);
 }
 
+/* The linear red, green and blue of "#rrggbb". */
+static void read_color(const char* color, double rgb[3]) {
+    unsigned parts[3];
+    int i;
+    CHECK_MSG(sscanf(color, "#%2x%2x%2x", &parts[0], &parts[1], &parts[2]) == 3, "%s", color);
+    for (i = 0; i < 3; i++) {
+        double c = parts[i] / 255.0;
+        rgb[i] = c <= 0.04045 ? c / 12.92 : pow((c + 0.055) / 1.055, 2.4);
+    }
+}
+
+static double luminance(const char* color) {
+    double c[3];
+    read_color(color, c);
+    return 0.2126729 * c[0] + 0.7151522 * c[1] + 0.0721750 * c[2];
+}
+
+/* The ratio that WCAG asks for. */
+static double contrast(const char* a, const char* b) {
+    double la = luminance(a) + 0.05, lb = luminance(b) + 0.05;
+    return la > lb ? la / lb : lb / la;
+}
+
+/* CIELAB of a color as one sees it with all cones (0), without those for red (1), without those for green (2):
+   Vienot, Brettel and Mollon 1999. */
+static void seen_color(const char* color, int without, double lab[3]) {
+    static const double cones[3][3][3] = {
+        { { 1, 0, 0 }, { 0, 1, 0 }, { 0, 0, 1 } },
+        { { 0.11238, 0.88762, 0 }, { 0.11238, 0.88762, 0 }, { 0.00401, -0.00401, 1 } },
+        { { 0.29275, 0.70725, 0 }, { 0.29275, 0.70725, 0 }, { -0.02234, 0.02234, 1 } } };
+    static const double xyz[3][3] = { { 0.4124564, 0.3575761, 0.1804375 },
+                                      { 0.2126729, 0.7151522, 0.0721750 },
+                                      { 0.0193339, 0.1191920, 0.9503041 } };
+    static const double white[3] = { 0.95047, 1.0, 1.08883 };
+    double rgb[3], f[3];
+    int i, k, j;
+    read_color(color, rgb);
+    for (i = 0; i < 3; i++) {
+        double v = 0.0;
+        for (k = 0; k < 3; k++) {
+            double cone = 0.0;
+            for (j = 0; j < 3; j++) cone += cones[without][k][j] * rgb[j];
+            v += xyz[i][k] * (cone < 0.0 ? 0.0 : cone > 1.0 ? 1.0 : cone) / white[i];
+        }
+        f[i] = v > 216.0 / 24389.0 ? cbrt(v) : (24389.0 / 27.0 * v + 16.0) / 116.0;
+    }
+    lab[0] = 116.0 * f[1] - 16.0;
+    lab[1] = 500.0 * (f[0] - f[1]);
+    lab[2] = 200.0 * (f[1] - f[2]);
+}
+
+static double color_distance(const char* a, const char* b, int without) {
+    double x[3], y[3];
+    seen_color(a, without, x);
+    seen_color(b, without, y);
+    return sqrt(pow(x[0] - y[0], 2.0) + pow(x[1] - y[1], 2.0) + pow(x[2] - y[2], 2.0));
+}
+
+/* Any two colours of pictures differ for everybody, lines are seen on their page, text is read on it. */
+static void check_colors(const char* const* colors, const char* ink, const char* page) {
+    int i, k, without;
+    CHECK_MSG(contrast(ink, page) >= 4.5, "%s %s", ink, page);
+    for (i = 0; i < CHART_COLORS; i++) {
+        CHECK_MSG(contrast(colors[i], page) >= 3.0, "%s %g", colors[i], contrast(colors[i], page));
+        for (k = 0; k < i; k++)
+            for (without = 0; without < 3; without++) {
+                double apart = color_distance(colors[i], colors[k], without);
+                CHECK_MSG(apart > 25.0, "%s and %s are %g apart", colors[i], colors[k], apart);
+            }
+    }
+}
+
+static void test_chart_palette(void) {
+    CHECK(fabs(contrast("#ffffff", "#000000") - 21.0) < 1e-4);
+    CHECK(fabs(color_distance("#ffffff", "#000000", 0) - 100.0) < 0.01);
+    check_colors(chart_light, CHART_INK_LIGHT, CHART_PAGE_LIGHT);
+    check_colors(chart_dark, CHART_INK_DARK, CHART_PAGE_DARK);
+}
+
+/* What a chart writes: superscripts, powers of two as ticks, a title of two lines, both sets of colours. */
+static void test_chart_text(void) {
+    static const float x[3] = { 4, 16, 256 }, y[3] = { 1e-6f, 1e-3f, 1.0f };
+    static char text[20000];
+    const char* picture = "build/test_chart.svg";
+    chart_series line = chart_curve("2^-3 < x", CHART_FP16, x, y, 3);
+    chart_panel panel;
+    FILE* file;
+    size_t length;
+    memset(&panel, 0, sizeof panel);
+    panel.title = "one line\nand another";
+    panel.x_label = "x";
+    panel.log_x = 2;
+    panel.log_y = 1;
+    panel.series = &line;
+    panel.series_count = 1;
+    CHECK_MSG(chart_write(picture, "A test", &panel, 1, error), "%s", error);
+    file = fopen(picture, "rb");
+    CHECK(file != NULL);
+    if (!file) return;
+    length = fread(text, 1, sizeof text - 1, file);
+    text[length] = 0;
+    fclose(file);
+    remove(picture);
+    CHECK(strstr(text, ">2<tspan dy=\"-5\" font-size=\"11\">&#8722;3</tspan><tspan dy=\"5\"> &lt; x</tspan></text>") != NULL);
+    CHECK(strstr(text, ">32</text>") && strstr(text, ">256</text>") && !strstr(text, ">100</text>"));
+    CHECK(strstr(text, ">10<tspan dy=\"-5\" font-size=\"11\">&#8722;6</tspan></text>") != NULL);
+    CHECK(strstr(text, ">one line</text>") && strstr(text, ">and another</text>"));
+    CHECK(strstr(text, "@media(prefers-color-scheme:dark)") && strstr(text, ".s1{stroke:#0a62f0}")
+          && strstr(text, ".s1{stroke:#3578ff}"));
+}
+
 int main(int argc, char** argv) {
     TEST_BEGIN(argc, argv);
     TEST(test_crc);
@@ -507,5 +620,7 @@ int main(int argc, char** argv) {
     TEST(test_files);
     TEST(test_digits);
     TEST(test_batches);
+    TEST(test_chart_palette);
+    TEST(test_chart_text);
     TEST_END();
 }

@@ -13,12 +13,12 @@
 
 /* A code is exponent and fraction beside each other, read as one whole number. Codes above `largest` are infinity and
    "not a number" (NaN). */
-typedef struct format { const char* name; int exponent_bits, fraction_bits, largest; const char* color; } format;
-static const format formats[] = { { "E2M1", 2,  1, 0x7,    "#7b7f86" },
-                                  { "E5M2", 5,  2, 0x7b,   "#b05fd0" },
-                                  { "E4M3", 4,  3, 0x7e,   "#e0455e" },
-                                  { "BF16", 8,  7, 0x7f7f, "#d9660f" },
-                                  { "FP16", 5, 10, 0x7bff, "#2f86eb" } };
+typedef struct format { const char* name; int exponent_bits, fraction_bits, largest; chart_color color; } format;
+static const format formats[] = { { "E2M1", 2,  1, 0x7,    CHART_OTHER },
+                                  { "E5M2", 5,  2, 0x7b,   CHART_E5M2 },
+                                  { "E4M3", 4,  3, 0x7e,   CHART_E4M3 },
+                                  { "BF16", 8,  7, 0x7f7f, CHART_BF16 },
+                                  { "FP16", 5, 10, 0x7bff, CHART_FP16 } };
 enum { FORMATS = 5, FP16 = 4, CODES = 32768 };
 static const char* const names[] = { "E2M1", "E5M2", "E4M3", "BF16", "FP16" };
 static const double number = 0.3952;
@@ -86,18 +86,18 @@ static int amp_agrees(void) {
 
 static int draw(int argc, char** argv) {
     chart_series all[FORMATS], near[2 * FORMATS];
-    const chart_wall one = { 0.0, "1", NULL }, truth = { number, "0.3952", NULL };
+    const chart_wall one = { 0.0, "1" }, truth = { number, "0.3952" };
     int i;
     for (i = 0; i < FORMATS; i++) {
-        all[i] = strokes(i, ldexp(1.0, -28), ldexp(1.0, 20), powers[i]);
+        all[i] = strokes(i, 0.0, ldexp(1.0, 128), powers[i]);
         near[i] = strokes(i, 0.3, 0.55, values[i]);
         near[FORMATS + i] = (chart_series){ .color = formats[i].color, .width = 10, .opacity = 1, .x = &stored[i],
                                             .y = &row[i][1], .count = 1, .style = CHART_POINTS };
     }
     const chart_panel panels[] = {
-        { .title = "Every positive number of each type", .x_label = "the number (BF16 goes on, from 2^-133 to 2^128)",
+        { .title = "Exponent bits buy range:\nall positive numbers of each type", .x_label = "the number",
           .x_prefix = "2^", .y_names = names, .series = all, .series_count = FORMATS, .walls = &one, .wall_count = 1 },
-        { .title = "Numbers near 0.3952, and where it is stored", .x_label = "the number",
+        { .title = "Fraction bits buy digits:\n0.3952 goes to the nearest number (square)", .x_label = "the number",
           .y_names = names, .series = near, .series_count = 2 * FORMATS, .walls = &truth, .wall_count = 1 } };
     return chart_save(argc, argv, "01_half", "What is a half?", panels, 2);
 }

@@ -20,9 +20,9 @@ static float one(int k) { (void)k; return 1.0f; }
 
 static const struct { const char* name; float (*term)(int k); } sums[SUMS] = {
     { "0.01 + 0.01 + ...", hundredth }, { "1 + 1/2 + 1/3 + ...", harmonic }, { "1 + 1 + 1 + ...", one } };
-static const struct { const char* name; amp_dtype term, sum; const char* color; } ways[WAYS] = {
-    { "BF16", AMP_BF16, AMP_BF16, "#d9660f" }, { "FP16", AMP_F16, AMP_F16, "#2f86eb" },
-    { "FP16 terms, FP32 sum", AMP_F16, AMP_F32, "#2f9e5b" }, { "FP32", AMP_F32, AMP_F32, "#8a8f98" } };
+static const struct { const char* name; amp_dtype term, sum; chart_color color; } ways[WAYS] = {
+    { "BF16", AMP_BF16, AMP_BF16, CHART_BF16 }, { "FP16", AMP_F16, AMP_F16, CHART_FP16 },
+    { "FP16 terms, FP32 sum", AMP_F16, AMP_F32, CHART_OTHER }, { "FP32", AMP_F32, AMP_F32, CHART_FP32 } };
 
 static float path[SUMS][WAYS][TERMS];   /* the sum after each term */
 static int last[SUMS][WAYS];            /* the last term that changed the sum */
@@ -76,13 +76,15 @@ static int draw(int argc, char** argv) {
     int s, w;
     for (s = 0; s < 2; s++)
         for (w = 0; w < WAYS; w++)
-            lines[s][WAYS - 1 - w] = (chart_series){ .name = ways[w].name, .color = ways[w].color, .opacity = 0.9,
-                .width = w == 3 ? 6 : 2.4, .x = terms, .y = path[s][w], .count = s == 0 ? 5000 : TERMS };
+            lines[s][WAYS - 1 - w] = (chart_series){ .name = ways[w].name, .color = ways[w].color, .opacity = 1,
+                .width = w == 3 ? 7 : 2.6, .x = terms, .y = path[s][w], .count = s == 0 ? 5000 : TERMS };
+    static const chart_note stops[4] = { { 4980, 7, "BF16 stops at 4", "end" }, { 4980, 29, "FP16 stops at 32", "end" },
+        { 9000, 4.6, "stops at 5.0625", "end" }, { 9000, 6.6, "stops at 7.0859", "end" } };
     const chart_panel panels[] = {
-        { .title = "0.01 + 0.01 + ...", .x_label = "terms added", .y_label = "sum", .series = lines[0],
-          .series_count = WAYS },
-        { .title = "1 + 1/2 + 1/3 + ...", .x_label = "terms added", .y_label = "sum", .log_x = 1, .series = lines[1],
-          .series_count = WAYS } };
+        { .title = "0.01 + 0.01 + ...:\na sum in 16 bits stands still", .x_label = "terms added", .y_label = "sum",
+          .series = lines[0], .series_count = WAYS, .notes = stops, .note_count = 2 },
+        { .title = "1 + 1/2 + 1/3 + ...:\nso does this one", .x_label = "terms added", .y_label = "sum", .log_x = 1,
+          .series = lines[1], .series_count = WAYS, .notes = stops + 2, .note_count = 2 } };
     return chart_save(argc, argv, "02_sums", "Why can't I add?", panels, 2);
 }
 

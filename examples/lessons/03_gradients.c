@@ -11,9 +11,8 @@
 #include "../data.h"
 
 enum { BATCH = 64, SIDE = 28, DIGITS = 12800, STEPS = 400, LOOKS = 16, LAYERS = 4, ALL = LAYERS, MAX_LAYERS = 32 };
-enum { LOWEST = -44, BINS = 60 };       /* powers of two in the picture */
+enum { LOWEST = -56, BINS = 73 };       /* powers of two in the picture */
 static const float SCALE = 65536.0f;    /* PyTorch's GradScaler starts here */
-
 /* Counts of gradients that are not 0 in FP32, and of those that are; what half would make of the former. */
 typedef struct sums { double values, zeros, lost, subnormal, infinite, at[BINS]; } sums;
 static sums seen[2][LAYERS + 1][2];     /* without and with the scale; each layer and all; outputs and weights */
@@ -75,22 +74,26 @@ static void print(void) {
 }
 
 static int draw(int argc, char** argv) {
-    static const char *const kinds[] = { "of outputs", "of weights" }, *const colors[] = { "#d9660f", "#2f86eb" };
+    static const char *const kinds[] = { "of outputs", "of weights" }, *const claims[] = {
+        "FP16 loses %.1f %% of the weights' gradients\nand %.1f %% of the outputs'",
+        "With the loss times 2^16 it loses %.1f %%\nand %.1f %%" };
+    static char titles[2][128];
     static float x[BINS], y[4][BINS];
-    const chart_wall walls[] = { { -25, "0 below", NULL }, { -14, "subnormal", NULL }, { 16, "infinite", NULL } };
+    const chart_wall walls[] = { { -25, "0 below" }, { -14, "subnormal" }, { 16, "infinite" } };
     chart_series bars[4];
     for (int i = 0; i < 4; i++) {
         const sums* s = &seen[i / 2][ALL][i % 2];
-        for (int b = 0; b < BINS; b++) y[i][b] = (float)percent(s->at[b], s);
-        for (int b = 0; b < BINS; b++) x[b] = (float)(b + LOWEST) + 0.5f;
-        bars[i] = (chart_series){ .name = kinds[i % 2], .color = colors[i % 2], .width = 2.8, .opacity = 0.9,
-                                  .x = x, .y = y[i], .count = BINS, .style = CHART_BARS };
+        for (int b = 0; b < BINS; b++) y[i][b] = (float)percent(s->at[b], s), x[b] = (float)(b + LOWEST) + 0.5f;
+        bars[i] = (chart_series){ kinds[i % 2], i % 2 ? CHART_FP32 : CHART_OTHER, NULL, 2.4, 1, .x = x, .y = y[i],
+                                  .count = BINS, .style = CHART_BARS };
     }
-    chart_panel panels[2] = { { .title = "All gradients that are not 0", .x_label = "gradient", .y_label = "share, %",
-        .x_prefix = "2^", .series = bars, .series_count = 2, .walls = walls, .wall_count = 3 } };
-    panels[1] = panels[0];
-    panels[1].title = "The same with a loss scale";
-    panels[1].series = bars + 2;
+    chart_panel panels[2];
+    for (int i = 0; i < 2; i++) {
+        const sums *outputs = &seen[i][ALL][0], *weights = &seen[i][ALL][1];
+        snprintf(titles[i], 128, claims[i], percent(weights->lost, weights), percent(outputs->lost, outputs));
+        panels[i] = (chart_panel){ titles[i], i ? "the same, times 2^16" : "gradient in FP32, if not 0", "share, %",
+            .x_prefix = "2^", .series = bars + 2 * i, .series_count = 2, .walls = walls, .wall_count = 3 };
+    }
     return chart_save(argc, argv, "03_gradients", "Where do gradients live?", panels, 2);
 }
 

@@ -21,7 +21,6 @@ enum { STEPS = EPOCHS * DIGITS / BATCH, MAX_LAYERS = 32 };
 static data_set digits, test;
 static float accuracy[SCALES], lost[SCALES], skipped[SCALES];   /* percent, by log2 of the scale */
 static float fp32[SCALES];                                      /* the accuracy without half, a straight line */
-
 /* All start with the same weights. A loss that is TERMS times as small needs a learning rate TERMS times as large. */
 static amp_model* build(amp_level level, float scale) {
     amp_input_desc input = { .channels = 1, .height = DATA_SIDE, .width = DATA_SIDE, .scale = 0.01f };
@@ -68,17 +67,18 @@ static float train(amp_model* m) {
     return 100.0f * (float)info.last.accuracy;
 }
 
-static int draw(const char* path, char* error) {
-    char x_label[64];
-    snprintf(x_label, sizeof x_label, "loss scale (the loss is divided by 2^%g)", log2((double)TERMS));
-    chart_series s[4] = { { "half", "#2f86eb", NULL, 3, 1, .y = accuracy, .count = SCALES },
-                          { "FP32", "#8a8f98", "6 5", 2, 1, .y = fp32, .count = SCALES },
-                          { "gradients lost", "#d9660f", NULL, 3, 1, .y = lost, .count = SCALES },
-                          { "steps skipped", "#e0455e", NULL, 3, 1, .y = skipped, .count = SCALES } };
-    chart_panel panels[2] = { { "What was learnt", x_label, "accuracy, %", .x_prefix = "2^", .series = s,
-                                .series_count = 2 },
-                              { "What got in the way", x_label, "share, %", .x_prefix = "2^", .series = s + 2,
-                                .series_count = 2 } };
+static int draw(const char* path, int first, int last, char* error) {
+    static const char x_label[] = "loss scale (times a loss divided by 2^18)";
+    const chart_wall walls[2] = { { first - 0.5, "the left wall" }, { last + 0.5, "the right wall" } };
+    chart_series s[4] = { { "FP16", CHART_FP16, NULL, 3, 1, .y = accuracy, .count = SCALES },
+                          { "FP32", CHART_FP32, "6 5", 2, 1, .y = fp32, .count = SCALES },
+                          { "gradients lost", CHART_OTHER, NULL, 3, 1, .y = lost, .count = SCALES },
+                          { "steps skipped", CHART_FAULT, NULL, 3, 1, .y = skipped, .count = SCALES } };
+    chart_panel panels[2] = {
+        { "Between two walls any scale does:\nFP16 learns as much as FP32", x_label, "accuracy, %", .x_prefix = "2^",
+          .series = s, .series_count = 2, .walls = walls, .wall_count = 2 },
+        { "Too small a scale loses gradients,\ntoo large a scale skips steps", x_label, "share, %", .x_prefix = "2^",
+          .series = s + 2, .series_count = 2, .walls = walls, .wall_count = 2 } };
     return chart_write(path, "How large a scale?", panels, 2, error);
 }
 
@@ -113,7 +113,7 @@ int main(int argc, char** argv) {
            "check: on MNIST, with another network, scale 1 lost 97 %% of the gradients and learnt 11.7 %%,\n"
            "       good were 2^4 to 2^34; here scale 1 loses %.1f %% and learns %.1f %%, good are 2^%d to 2^%d\n",
            log2(suggested), (double)lost[0], (double)accuracy[0], first, last);
-    if (!draw(path, error)) return fprintf(stderr, "04_scale: %s\n", error), 1;
+    if (!draw(path, first, last, error)) return fprintf(stderr, "04_scale: %s\n", error), 1;
     if (accuracy[0] < 25.0f && lost[0] > 90.0f && first > 0 && first < 8 && last > 30 && skipped[SCALES - 1] > 90.0f)
         return 0;
     return fprintf(stderr, "04_scale: the walls are not where the unchanged lesson has them\n"), 1;

@@ -57,25 +57,27 @@ static void follow(amp_scaler_preset preset, float largest, int bad_step, int st
 }
 
 static int draw(const char* path, const run* runs, char* error) {
-    enum { LINES = 6, ROWS = 11 };
-    static const struct { amp_scaler_preset preset; const char *color, *dash; } shown[ROWS] = {
-        { AMP_SCALER_PYTORCH, "#2f86eb", NULL }, { AMP_SCALER_MINDSPORE_MANAGER, "#8a8f98", "6 3" },
-        { AMP_SCALER_MEGATRON, "#9a5fd6", NULL }, { AMP_SCALER_PADDLE, "#d9660f", NULL },
-        { AMP_SCALER_DEEPSPEED, "#e0455e", NULL }, { AMP_SCALER_NNABLA, "#22935a", NULL },
-        { AMP_SCALER_APEX, NULL, NULL }, { AMP_SCALER_ONEFLOW, NULL, NULL }, { AMP_SCALER_KERAS, NULL, NULL },
-        { AMP_SCALER_FLAX, NULL, NULL }, { AMP_SCALER_DEEPSPEED_CONSECUTIVE, NULL, NULL } };
+    enum { LINES = 3, ROWS = 7 };
+    static const struct { amp_scaler_preset preset; chart_color color; const char* dash; } shown[ROWS] = {
+        { AMP_SCALER_PYTORCH, CHART_FP32, NULL }, { AMP_SCALER_DEEPSPEED, CHART_OTHER, NULL },
+        { AMP_SCALER_NNABLA, CHART_FP32, "7 5" }, { AMP_SCALER_PADDLE, CHART_FP32, NULL },
+        { AMP_SCALER_KERAS, CHART_FP32, NULL }, { AMP_SCALER_MINDSPORE_MANAGER, CHART_FP32, NULL },
+        { AMP_SCALER_MEGATRON, CHART_FP32, NULL } };
+    static const chart_wall walls[1] = { { BAD_STEP, "an infinity" } };
     static float row[ROWS][STEPS];
     const char* names[ROWS];
     chart_series scale[LINES], ticks[ROWS];
-    chart_panel panels[2] = { { .title = "Loss scale; one infinity at step 5500", .x_label = "step", .y_prefix = "2^",
-                                .integer_y = 1, .steps = 1, .series = scale, .series_count = LINES },
-                              { .title = "Skipped steps", .x_label = "step", .y_names = names, .series = ticks,
-                                .series_count = ROWS } };
+    chart_panel panels[2] = {
+        { "All climb to the largest scale that fits; how\nfast, and what one infinity costs, differs", "step",
+          "loss scale", .y_prefix = "2^", .integer_y = 1, .steps = 1, .series = scale, .series_count = LINES,
+          .walls = walls, .wall_count = 1 },
+        { "Who tries a larger scale more often\nskips more steps (strokes)", "step", .y_names = names, .series = ticks,
+          .series_count = ROWS, .walls = walls, .wall_count = 1 } };
     for (int i = 0; i < ROWS; i++) {
         const run* r = &runs[shown[i].preset];
-        chart_series line = { .name = amp_scaler_preset_name(shown[i].preset), .color = shown[i].color, .width = 2,
+        chart_series line = { .name = amp_scaler_preset_name(shown[i].preset), .color = shown[i].color, .width = 2.6,
                               .dash = shown[i].dash, .opacity = 1, .y = r->log2_scale, .count = r->steps };
-        chart_series tick = { .color = "#e0455e", .width = 1.5, .opacity = 1, .x = r->skipped_at, .y = row[i],
+        chart_series tick = { .color = CHART_FAULT, .width = 1.5, .opacity = 1, .x = r->skipped_at, .y = row[i],
                               .count = r->skipped, .style = CHART_TICKS };
         for (int k = 0; k < STEPS; k++) row[i][k] = (float)(ROWS - 1 - i);
         if (i < LINES) scale[i] = line;

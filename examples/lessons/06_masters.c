@@ -1,11 +1,9 @@
-/* 06_masters.c - lesson 6: why an FP32 copy?
+/* 06_masters.c - lesson 6: why an FP32 copy?                                           Run:  make lesson N=6
 
    Training moves a weight by small updates: learning rate times gradient. Between 1 and 2 the halves lie 2^-10 apart,
    so a weight of 1 loses an update below 2^-11 to rounding, and the next one, and all others: training stands still,
    although each gradient is right. The remedy is an FP32 copy of the weight, its master, in which updates add up; the
-   16-bit weight is rounded from it after each step. This program sees it on one weight, and on a small network.
-
-   Run:  make lesson N=6                                                                                      */
+   16-bit weight is rounded from it after each step. This program sees it on one weight, and on a small network. */
 #define AMP_IMPLEMENTATION
 #include "../../amp.h"
 #include "../chart.h"
@@ -81,13 +79,16 @@ static double train(amp_level level, amp_dtype low) {
 
 static int draw(const char* to, char* error) {
     static const char *const names[LINES] = { "FP32", "FP16 alone", "BF16 alone", "BF16 copy of FP32" };
-    static const char *const colors[LINES] = { "#8a8f98", "#2f86eb", "#e0455e", "#d9660f" };
+    static const chart_color colors[LINES] = { CHART_FP32, CHART_FP16, CHART_BF16, CHART_BF16 };
     chart_series way[LINES], share[TYPES];
     chart_panel panels[2] = {
-        { "1 + 0.0001 + 0.0001 + ...", "additions", "weight", .series = way, .series_count = LINES },
-        { "Updates lost", "learning rate", "share, %", .log_x = 1, .series = share, .series_count = TYPES } };
+        { "1 + 0.0001 + 0.0001 + ...: without FP32\na weight in 16 bits never moves", "additions", "weight",
+          .series = way, .series_count = LINES },
+        { "At small learning rates 16 bits lose nearly\nall updates, BF16 more than FP16", "learning rate",
+          "updates lost, %", .log_x = 1, .series = share, .series_count = TYPES } };
     for (int i = 0; i < LINES; i++)
-        way[i] = (chart_series){ names[i], colors[i], NULL, i < BF16 ? 6 : 2, 1, path[i], .count = ADDITIONS + 1 };
+        way[i] = (chart_series){ names[i], colors[i], i == BF16 ? "9 7" : NULL, i < BF16 ? 6 : i == BF16 ? 4 : 2, 1,
+                                 path[i], .count = ADDITIONS + 1 };
     for (int t = 0; t < TYPES; t++)
         share[t] = (chart_series){ names[t], colors[t], NULL, 3, 1, dead[t], rate, .count = RATES };
     return chart_write(to, "Why an FP32 copy?", panels, 2, error);

@@ -14,12 +14,11 @@
 
 enum { LAYERS = BY_HAND_LAYERS, LEVELS = 4, COLUMNS = 5, GAINS = 2, BATCH = BY_HAND_BATCH };
 enum { IN_FP32, IN_HALF, OVERFLOWED, SPOILT, STATES };       /* of a layer; spoilt: NaN, or (by hand) 1 % wrong */
-static const char* const state_names[STATES] = { "FP32", "half", "overflowed", "spoilt" };
-static const char* const colors[STATES] = { CHART_NEUTRAL, "#2f9e63", "#e5322d", "#e8a09c" };
+static const char *const state_names[STATES] = { "FP32", "half", "overflowed", "spoilt" }, letters[] = "3hOs";
+static const chart_color colors[STATES] = { CHART_FP32, CHART_FP16, CHART_FAULT, CHART_OTHER };
 static const char* const columns[COLUMNS + 1] = { "O0", "O1", "O2", "O3", "by hand", NULL };
 static const float gains[GAINS] = { 300.0f, 90000.0f };
 static float targets[BATCH * 10], loss_by_hand[2];           /* 1 for the right digit, else 0; in FP32, in half */
-
 /* One layer of each kind. */
 static void build(amp_model* m) {
     amp_conv2d_desc conv = { .out_channels = 8, .kernel = 3, .pad = 1, .init = AMP_INIT_HE };
@@ -35,14 +34,14 @@ static void build(amp_model* m) {
    the states by hand, in the last column, and their loss. Returns the bytes of activations and gradients. */
 static size_t look(const data_set* d, int level, float gain, int (*state)[LAYERS], float* largest, const char** names) {
     static float weights[8 * 8 * 9];
-    amp_model_desc desc = { .batch = BATCH, .seed = 1, .logger = { .log = amp_log_stderr } };
+    amp_model_desc desc = { .batch = BATCH, .seed = 1, .logger = { .log = amp_log_stderr },
+                            .precision.level = (amp_level)level };
     amp_batch batch = { .n = BATCH, .inputs = { d->pixels }, .input_dtype = AMP_U8, .targets = { targets } };
     amp_layer_stats s[LAYERS];
     amp_memory memory;
     amp_model* m;
     double error[LAYERS];
     int infinite[LAYERS];
-    desc.precision.level = (amp_level)level;
     amp_model_create(&m, &desc);
     build(m);
     if (amp_model_finalize(m) != AMP_OK || amp_model_memory(m, &memory) != AMP_OK) exit(1);
@@ -65,11 +64,12 @@ static size_t look(const data_set* d, int level, float gain, int (*state)[LAYERS
     return memory.activation_bytes;
 }
 
-static int stop(const char* why) { fprintf(stderr, "08_levels: %s\n", why); return 1; }
-
+static int stop(const char* why) { return fprintf(stderr, "08_levels: %s\n", why), 1; }
 int main(int argc, char** argv) {
     static float x[GAINS][STATES][COLUMNS * LAYERS], y[GAINS][STATES][COLUMNS * LAYERS];
-    static const char* const titles[GAINS] = { "Convolution times 300", "Convolution times 90000" };
+    static const char* const titles[GAINS] = {
+        "Weights times 300: squares in FP32 (amp.h)\nbear it, squares in half do not",
+        "Times 90000: in half the layer overflows\nat every level, and spoils all behind it" };
     const char *picture = argc > 1 ? argv[1] : "08_levels.svg", *names[LAYERS + 1] = { NULL };
     char error[CHART_ERROR] = "at most one argument, the picture's path";
     static const int expected[GAINS][COLUMNS] = { { 0, 0, 0, 0, 1 }, { 0, 1, 1, 1, 1 } };      /* overflows */
@@ -82,7 +82,7 @@ int main(int argc, char** argv) {
     if (argc > 2 || !chart_try(picture, error) || !data_digits(&d, BATCH, 1, error)) return stop(error);
     for (int i = 0; i < BATCH; i++) targets[i * 10 + d.labels[i]] = 1.0f;
     for (int g = 0; g < GAINS; g++) {
-        printf("%-24s  FP32's largest", titles[g]);
+        printf("conv2d2's weights * %-5g  FP32's largest", (double)gains[g]);
         for (int c = 0; c < COLUMNS; c++) {
             if (c < LEVELS) bytes[c] = look(&d, c, gains[g], state, largest[c], names);
             printf("  %-10s", columns[c]);
@@ -100,9 +100,9 @@ int main(int argc, char** argv) {
         printf("\nloss by hand: %.4f in FP32, %.4f in half\n\n", (double)loss_by_hand[0], (double)loss_by_hand[1]);
         for (int k = 0; k < STATES; k++)
             series[g][k] = (chart_series){ state_names[k], colors[k], NULL, 15, 1, y[g][k], x[g][k], NULL, count[g][k],
-                                           CHART_POINTS };
-        panels[g] = (chart_panel){ .title = titles[g], .x_label = "level", .x_names = columns, .y_names = names,
-                                   .series = series[g], .series_count = STATES };
+                                           CHART_POINTS, letters[k] };
+        panels[g] = (chart_panel){ titles[g], "level", .x_names = columns, .y_names = names, .series = series[g],
+                                   .series_count = STATES };
     }
     printf("%-40s", "bytes of activations and gradients");
     for (int c = 0; c < LEVELS; c++) printf("  %-10lu", (unsigned long)bytes[c]);
@@ -111,9 +111,9 @@ int main(int argc, char** argv) {
         square = amp_half_from_float(v * v);
         finite = amp_is_finite(amp_f16(&square)) ? v : finite;
     }
-    printf("\ncheck: no half above 256 has a square (run): the last that has one is %g\n", (double)finite);
-    printf("check: a product of T5 reached 66246 (huggingface/transformers, issue 5651): %g\n", (double)largest[0][4]);
-    data_free(&d);
+    printf("\ncheck: no half above 256 has a square (run): the last that has one is %g\n"
+           "check: a product of T5 reached 66246 (huggingface/transformers, issue 5651): %g\n", (double)finite,
+           (double)largest[0][4]);
     if (!chart_write(picture, "Which layers may be half?", panels, GAINS, error)) return stop(error);
     if (memcmp(red, expected, sizeof red) == 0 && finite == 255.875f) return 0;
     return stop("the findings of this lesson did not come out");

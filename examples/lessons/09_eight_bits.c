@@ -16,11 +16,10 @@ static double noise, zeros, saturated;       /* of the last quantize: signal to 
 static float x[N], since[STEPS], scales[WAYS][STEPS], clean[2][SHIFTS], lost[2][SEEDS];    /* lost: sorted */
 static unsigned char full[WAYS][STEPS];
 static const int histories[WAYS] = { 0, 1, 16, 1024 };
-static const char* const names[WAYS] = { "current", "history 1", "16", "1024" };
-static const char* const colors[WAYS] = { CHART_NEUTRAL, "#3b8ed0", "#2f9e63", "#d9534f" };
+static const char* const names[WAYS] = { "current", "history 1", "history 16", "history 1024" };
+static const chart_color colors[WAYS] = { CHART_FP32, CHART_OTHER, CHART_E4M3, CHART_E4M3 };
 
-static int stop(const char* why) { fprintf(stderr, "09_eight_bits: %s\n", why); return 1; }
-
+static int stop(const char* why) { return fprintf(stderr, "09_eight_bits: %s\n", why), 1; }
 /* To the nearest number of the type, ties to even; what is too large becomes the largest. */
 static float round_to(const format* f, float v) {
     int exponent;
@@ -38,14 +37,13 @@ static float largest(size_t n) {
 
 /* Rounds x * scale and divides by the scale again: what a product of such numbers computes with. */
 static void quantize(const format* f, float scale, size_t n) {
-    double signal = 0.0, wrong = 0.0, share = 100.0 / (double)n;
-    zeros = saturated = 0.0;
+    double signal = 0.0, wrong = zeros = saturated = 0.0, share = 100.0 / (double)n;
     for (size_t i = 0; i < n; i++) {
         float v = x[i], error = (x[i] = round_to(f, v * scale) / scale) - v;
         signal += (double)v * (double)v;
         wrong += (double)error * (double)error;
-        if (x[i] == 0.0f && v != 0.0f) zeros += share;
-        if (fabsf(v * scale) > f->max * 1.001f) saturated += share;
+        zeros += x[i] == 0.0f && v != 0.0f ? share : 0.0;
+        saturated += fabsf(v * scale) > f->max * 1.001f ? share : 0.0;
     }
     noise = 10.0 * log10(signal / wrong);
 }
@@ -71,7 +69,7 @@ static void spike(int way, int history) {
         since[s] = (float)(s - SPIKE + 1);      /* the picture shows what is above 0 */
         scales[way][s] = log2f(scale);
         full[way][s] = saturated > 50.0;
-        if (s == SPIKE) printf("%-9s %22.1f %%", names[way], saturated);
+        if (s == SPIKE) printf("%-12s %19.1f %%", names[way], saturated);
         if (s == SPIKE + 1) printf(" %19.1f dB %7.1f %%", noise, zeros);
     }
     printf(" %19.1f %%\n", 100.0 * saturates / STEPS);
@@ -80,7 +78,7 @@ static void spike(int way, int history) {
 int main(int argc, char** argv) {
     const char* picture = argc > 1 ? argv[1] : "09_eight_bits.svg";
     char error[CHART_ERROR] = "at most one argument, the picture's path";
-    chart_series s[WAYS + 4];
+    chart_series s[WAYS + 2];
     if (argc > 2 || !chart_try(picture, error)) return stop(error);
     printf("one scale   bell curve: s/n     zeros   long tail: s/n     zeros   %d seeds: 5 %%,  median, 95 %%", SEEDS);
     for (int t = 0; t < 2; t++) {
@@ -99,20 +97,21 @@ int main(int argc, char** argv) {
         }
         printf(" %13.1f dB %7.4f %%%14.4f %8.4f %8.4f", noise, zeros, (double)lost[t][2],
                (double)lost[t][20], (double)lost[t][38]);
-        s[4 + t] = (chart_series){ types[t].name, colors[t + 1], NULL, 3, 1, lost[t], NULL, NULL, SEEDS, CHART_LINE };
-        s[6 + t] = (chart_series){ types[t].name, colors[t + 1], NULL, 3, 1, clean[t], NULL, NULL, SHIFTS, CHART_LINE };
+        s[4 + t] = (chart_series){ types[t].name, t ? CHART_E5M2 : CHART_E4M3, NULL, 3, 1, clean[t], .count = SHIFTS };
     }
     printf("\n\nscaling    saturated at the spike     s/n a step later     zeros   steps that saturate\n");
     for (int w = 0; w < WAYS; w++) {
         spike(w, histories[w]);
-        s[w] = (chart_series){ names[w], colors[w], NULL, 5 - w, 1, scales[w], since, full[w], STEPS, CHART_LINE };
+        s[w] = (chart_series){ names[w], colors[w], w == 3 ? "6 4" : NULL, 8 - 2 * w, 1, scales[w], since, full[w],
+                                .count = STEPS };
     }
-    chart_panel p[] = { { .title = "Scale of E4M3", .x_label = "step from the spike on", .y_prefix = "2^", .log_x = 1,
-                          .steps = 1, .mark_name = "saturated", .mark_color = "#e5322d" },
-                        { .title = "Zeros in a long tail, %", .x_label = "41 seeds, in order" },
-                        { .title = "Signal to noise, in dB", .x_label = "powers of two that the scale is too small" } };
-    for (int i = 0; i < 3; i++) { p[i].series = s + (i ? 2 + 2 * i : 0); p[i].series_count = i ? 2 : WAYS; }
-    if (!chart_write(picture, "Eight bits?", p, 3, error)) return stop(error);
+    chart_panel p[] = { { "A spike leaves the scale too small\nfor as long as the history", "step from the spike on",
+                          "scale of E4M3", 1, .y_prefix = "2^", .steps = 1, .mark_name = "saturated", .series = s,
+                          .series_count = WAYS },
+                        { "E4M3 is finer,\nE5M2 bears a scale that is far too small",
+                          "powers of two that the scale is too small", "signal to noise, dB", .series = s + WAYS,
+                          .series_count = 2 } };
+    if (!chart_write(picture, "Eight bits?", p, 2, error)) return stop(error);
     printf("check: bell curve 31.6 and 25.6 dB, tail 7.8 and 0.001 %% zeros (run): %.1f, %.1f, median %.1f, %.4f\n",
            (double)clean[0][0], (double)clean[1][0], (double)lost[0][20], (double)lost[1][20]);
     if (fabsf(clean[0][0] - 31.6f) < 0.2f && fabsf(clean[1][0] - 25.6f) < 0.2f && lost[0][2] < 7.8f

@@ -1,20 +1,18 @@
 /* 11_attention.c - lesson 11: attention without T x T?                                Run:  make lesson N=11
 
-   In attention each of T letters asks all letters: a score for each pair; softmax makes shares of a row of scores; the
-   answer is the mean of the values by these shares. Written plainly, scores and shares are matrices of T x T numbers.
+   In attention each of T tokens asks all tokens: a score for each pair; softmax makes attention weights of a row of
+   scores; the answer is the mean of the values by these weights. Written plainly, both are matrices of T x T numbers.
    FlashAttention (Dao et al., 2022) works in tiles. A row keeps its largest score and the sum of e^(score - largest);
    when a larger one comes, the sums so far shrink by e^(old - new). The backward pass computes each tile again. */
 #define AMP_IMPLEMENTATION
 #include "../../amp.h"
 #include "../chart.h"
 #include <time.h>
-
 enum { OUT, DQ, DK, DV, D = 64, TILE = 128, SIZES = 6, LONGEST = TILE << (SIZES - 1), MANY = LONGEST * D };
 static float q[MANY], k[MANY], v[MANY], dout[MANY], plain[4][MANY], tiled[4][MANY];
 static float p[TILE * TILE], dp[TILE * TILE], delta[LONGEST], logsum[LONGEST];      /* all that tiles need */
 static float scores[LONGEST * LONGEST], shares[LONGEST * LONGEST], dshares[LONGEST * LONGEST];  /* not with tiles */
 static float scale = 0.125f, largest;                                              /* 1 / sqrt(D); of all scores */
-
 /* SCORES: c[n,n] = a[n,D] b[n,D]^T. MIX: c[n,D] = a[n,n] b[n,D]. TURNED: the same with a^T. Times alpha, plus old c. */
 typedef enum kind { SCORES, MIX, TURNED } kind;
 static void product(kind of, size_t n, float alpha, const float* a, amp_dtype t, const float* b, float old, float* c) {
@@ -55,8 +53,8 @@ static int tiles_forward(size_t T, int with_largest, amp_dtype low) {
             product(MIX, TILE, 1.0f, p, low, v + j * D, 1.0f, out);
         }
         for (size_t x = 0; x < TILE * D; x++) out[x] /= sum[x / D];
-        for (size_t r = 0; r < TILE; r++) logsum[i + r] = most[r] + logf(sum[r]);
-        for (size_t r = 0; r < TILE; r++) lost += !amp_is_finite(amp_f32(&out[r * D]));
+        for (size_t r = 0; r < TILE; r++)
+            logsum[i + r] = most[r] + logf(sum[r]), lost += !amp_is_finite(amp_f32(&out[r * D]));
     }
     return lost;
 }
@@ -81,19 +79,18 @@ static void tiles_backward(size_t T) {
 int main(int argc, char** argv) {
     static const float at[SIZES] = { 128, 256, 512, 1024, 2048, 4096 }, factors[6] = { 1, 2, 3, 6, 18, 36 };
     static float kb[2][SIZES], ms[2][SIZES], apart, *const inputs[4] = { q, k, v, dout };
-    int lost[3] = { 0, 0, 0 };
     amp_half x = { 0 }, power;
+    int lost[3] = { 0 };
     for (int i = 0; i < 4 * MANY; i++) inputs[i % 4][i / 4] = amp_random_normal(1, (uint64_t)i);
     attend_plainly(LONGEST);                  /* so that no time below is that of getting memory */
     puts("    T       matrices of T x T                   in tiles");
     for (int s = 0; s < SIZES; s++) {
-        const size_t T = (size_t)TILE << s, tries = LONGEST / T;
-        const clock_t start = clock();
+        const size_t T = (size_t)TILE << s, tries = LONGEST / T, start = (size_t)clock();
         for (size_t i = 0; i < tries; i++) attend_plainly(T);
-        const clock_t middle = clock();
+        const size_t middle = (size_t)clock();
         for (size_t i = 0; i < tries; i++) tiles_forward(T, 1, AMP_F32), tiles_backward(T);
         ms[0][s] = 1000.0f * (float)(middle - start) / (float)CLOCKS_PER_SEC / (float)tries;
-        ms[1][s] = 1000.0f * (float)(clock() - middle) / (float)CLOCKS_PER_SEC / (float)tries;
+        ms[1][s] = 1000.0f * (float)((size_t)clock() - middle) / (float)CLOCKS_PER_SEC / (float)tries;
         kb[0][s] = (float)(3 * T * T * sizeof(float)) / 1000.0f;
         kb[1][s] = (float)(sizeof p + sizeof dp + 2 * T * sizeof(float)) / 1000.0f;
         for (size_t i = 0; i < 4 * T * D; i++) apart = fmaxf(apart, fabsf(plain[i % 4][i / 4] - tiled[i % 4][i / 4]));
@@ -102,20 +99,22 @@ int main(int argc, char** argv) {
     }
     puts("\nlargest score   rows of 1024 lost without the maximum: half, FP32;   with it: half");
     for (int i = 0; i < 6; i++) {
-        scale = 0.125f * factors[i];
-        largest = 0.0f;
+        scale = 0.125f * factors[i], largest = 0.0f;
         for (int run = 0; run < 3; run++) lost[run] = tiles_forward(1024, run == 2, run == 1 ? AMP_F32 : AMP_F16);
         printf("%13.2f %42d %7d %18d\n", (double)largest, lost[0], lost[1], lost[2]);
     }
     while (power = amp_half_from_float(expf(amp_half_to_float(x))), amp_is_finite(amp_f16(&power))) x.bits++;
     const chart_series curves[4] = {
-        chart_curve("T x T", "#e0455e", at, kb[0], SIZES), chart_curve("tiles", "#2f86eb", at, kb[1], SIZES),
-        chart_curve("T x T", "#e0455e", at, ms[0], SIZES), chart_curve("tiles", "#2f86eb", at, ms[1], SIZES) };
+        chart_curve("T x T", CHART_OTHER, at, kb[0], SIZES), chart_curve("tiles", CHART_FP32, at, kb[1], SIZES),
+        chart_curve("T x T", CHART_OTHER, at, ms[0], SIZES), chart_curve("tiles", CHART_FP32, at, ms[1], SIZES) };
     const chart_panel panels[2] = {
-        { .title = "Kilobytes", .x_label = "T", .log_x = 1, .log_y = 1, .series = curves, .series_count = 2 },
-        { .title = "Milliseconds", .x_label = "T", .log_x = 1, .log_y = 1, .series = curves + 2, .series_count = 2 } };
+        { "Twice the tokens: four times the memory\nof T x T, hardly more of tiles", "T, tokens", "kilobytes", 2, 1,
+          .series = curves, .series_count = 2 },
+        { "In time both are squares of T:\ntiles compute all scores, too", "T, tokens", "milliseconds", 2, 1,
+          .series = curves + 2, .series_count = 2 } };
     if (!chart_save(argc, argv, "11_attention", "Attention without T x T?", panels, 2)) return 1;
-    printf("check: e^x is inf in half from %.4f (run: 11.09); tiles are %.0e off\n", (double)amp_half_to_float(x), (double)apart);
-    if (fabsf(amp_half_to_float(x) - 11.09f) < 0.01f && apart < 1e-5f && lost[0] > 0 && lost[2] == 0) return 0;
+    const float end = amp_half_to_float(x);
+    printf("check: e^x is inf in half from %.4f (run: 11.09); tiles are %.0e off\n", (double)end, (double)apart);
+    if (fabsf(end - 11.09f) < 0.01f && apart < 1e-5f && lost[0] > 0 && lost[2] == 0) return 0;
     return fprintf(stderr, "11_attention: tiles give other answers, or the maximum does not keep e^x finite\n"), 1;
 }

@@ -16,7 +16,6 @@
 #else
   #define set_threads(n) ((n) == 1)           /* compiled without threads */
 #endif
-
 #define HASH 0x3d2ba2d17b91a5f3u               /* of all losses below, on every computer */
 enum { BATCH = 32, UNSEEN = 128, STEPS = 300, SLOW = 50, PIXELS = DATA_SIDE * DATA_SIDE };
 static data_set train, unseen;
@@ -73,7 +72,8 @@ static int try_paths(amp_level level, const char* name, const float* first, floa
 int main(int argc, char** argv) {
     static const char* const names[2] = { "FP32", "half" };
     static const float logs_at[3] = { 200, 2000, 5000 }, logs[3] = { 0.0002f, 0.0058f, 0.0005f };
-    static float loss[2][STEPS], other[STEPS], apart[2][STEPS], most[2][STEPS], gap[STEPS], at[STEPS];
+    static const float zero_at[2] = { 1, 5000 }, zero[2] = { 1e-8f, 1e-8f };       /* 0 has no logarithm */
+    static float loss[2][STEPS], other[STEPS], apart[2][STEPS], size[2][STEPS], most[2][STEPS], gap[STEPS], at[STEPS];
     char error[DATA_ERROR];
     int others = 0;
     uint64_t hash = 1469598103934665603u;     /* FNV-1a over the bits of all losses */
@@ -90,26 +90,27 @@ int main(int argc, char** argv) {
             memcpy(&bits, &loss[l][s], sizeof bits);
             hash = (hash ^ bits) * 1099511628211u;
             at[s] = (float)(s + 1);
-            apart[l][s] = other[s] - loss[l][s];
-            most[l][s] = fmaxf(s ? most[l][s - 1] : 0.0f, fabsf(apart[l][s]));
+            size[l][s] = fabsf(apart[l][s] = other[s] - loss[l][s]);
+            most[l][s] = fmaxf(s ? most[l][s - 1] : 0.0f, size[l][s]);
             equal += most[l][s] == 0.0f;
         }
         printf("%s  batch reversed: other bits from step %d on, %.0e apart by step 100, %.2f by %d\n\n", names[l],
                equal + 1, (double)most[l][99], (double)most[l][STEPS - 1], STEPS);
     }
-    chart_series gaps[3] = { chart_curve("half, reversed", "#e0455e", at, apart[1], STEPS),
-        chart_curve("FP32, reversed", "#d9660f", at, apart[0], STEPS),
-        chart_curve("amp.h on each path", "#2f86eb", at, gap, STEPS) };
-    chart_series sizes[3] = { chart_curve("half, reversed", "#e0455e", at, most[1], STEPS),
-        chart_curve("FP32, reversed", "#d9660f", at, most[0], STEPS),
-        chart_curve("PyTorch's logs, at that step", "#1f9d6b", logs_at, logs, 3) };
-    gaps[0].width = gaps[1].width = 1.5;
-    sizes[2].style = CHART_POINTS;
-    sizes[2].width = 9.0;
+    chart_series gaps[3] = { chart_curve("FP16, batch reversed", CHART_FP16, at, apart[1], STEPS),
+        chart_curve("FP32, batch reversed", CHART_OTHER, at, apart[0], STEPS),
+        chart_curve("amp.h on each path", CHART_FP32, at, gap, STEPS) };
+    chart_series sizes[4] = { chart_curve("FP16, batch reversed", CHART_FP16, at, size[1], STEPS),
+        chart_curve("FP32, batch reversed", CHART_OTHER, at, size[0], STEPS),
+        chart_curve("amp.h: 0", CHART_FP32, zero_at, zero, 2),
+        chart_curve("PyTorch's logs of three computers", CHART_FAULT, logs_at, logs, 3) };
+    gaps[0].width = gaps[1].width = sizes[0].width = sizes[1].width = 1.5;
+    sizes[3].style = CHART_POINTS, sizes[3].width = 9.0;
     const chart_panel panels[2] = {
-        { .title = "Loss less that of the first run", .x_label = "step", .series = gaps, .series_count = 3 },
-        { .title = "Largest difference so far (amp.h: 0)", .x_label = "step", .log_x = 1, .log_y = 1,
-          .series = sizes, .series_count = 3 } };
+        { "The same digits in another order train\nanother network; amp.h keeps the order", "step",
+          "difference of loss", .series = gaps, .series_count = 3 },
+        { "From the last digit to the first\nin a hundred steps", "step", "size of the difference", 1, 1,
+          .series = sizes, .series_count = 4 } };
     if (!chart_save(argc, argv, "12_same_bits", "The same bits everywhere?", panels, 2)) return 1;
     printf("check: paths with other bits: %d (amp.h: 0)\n", others);
     printf("       hash of all losses: %08lx%08lx (everywhere: %08lx%08lx)\n", (unsigned long)(hash >> 32),

@@ -1,6 +1,7 @@
 #!/bin/sh
 # page.sh PICTURES TABLES: writes the course as one HTML page to stdout: the text of README.md, and in each lesson its
-# picture (PICTURES/NN_name.svg), its table (TABLES/NN_name.txt) and its answers. The page needs no network.
+# picture (PICTURES/NN_name.svg), its table (TABLES/NN_name.txt), its program with numbered lines and its answers. The
+# page needs no network. Panels of a picture are svg elements of their own: narrow windows stack them.
 book=$(dirname "$0")
 cat << 'HEAD'
 <!DOCTYPE html>
@@ -9,42 +10,58 @@ cat << 'HEAD'
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Mixed precision in twelve lessons</title>
 <style>
-:root { color-scheme: light dark; --paper: #fff; --ink: #1d2126; --quiet: #5b616a; --line: #d9dce1; --box: #f4f5f7;
+:root { color-scheme: light dark; --paper: #fff; --ink: #1d2126; --quiet: #4d535c; --line: #d9dce1; --box: #f4f5f7;
         --link: #0b5bd3 }
 @media (prefers-color-scheme: dark) {
-  :root { --paper: #14161a; --ink: #dfe3e8; --quiet: #9aa1ab; --line: #343941; --box: #1d2026; --link: #79b0ff }
+  :root { --paper: #0d1117; --ink: #dfe3e8; --quiet: #a9b1bc; --line: #343941; --box: #161b22; --link: #79b0ff }
 }
 * { box-sizing: border-box }
 body { margin: 0; background: var(--paper); color: var(--ink); font: 16px/1.55 system-ui, Helvetica, Arial, sans-serif }
-main { max-width: 1600px; margin: 0 auto; padding: 1rem 1.5rem 4rem }
+main { max-width: 1700px; margin: 0 auto; padding: 1rem 1.5rem 4rem }
 h1, h2, h3 { line-height: 1.2 }
 h2 { margin: 0 0 1rem }
 section { border-top: 1px solid var(--line); margin-top: 2.5rem; padding-top: 1.5rem }
-p, li, table { max-width: 75ch; overflow-wrap: anywhere }
+p, li, .text > table { max-width: 75ch }
+p, li { overflow-wrap: break-word }
 a { color: var(--link) }
-nav { columns: 20rem; list-style: none; margin: 1.5rem 0 }
-nav a { display: block; padding: .15rem 0 }
-code, pre { font-family: ui-monospace, Menlo, Consolas, monospace; font-size: .86em }
+:focus-visible { outline: 3px solid var(--link); outline-offset: 2px }
+nav { columns: 20rem; margin: 1.5rem 0 }
+nav a { display: block; padding: .2rem 0 }
+.skip { position: absolute; left: -99rem }
+.skip:focus { left: 1rem }
+code, pre { font-family: ui-monospace, Menlo, Consolas, monospace; font-size: 14px }
 pre { background: var(--box); padding: .8rem 1rem; overflow-x: auto; line-height: 1.4; margin: 0 0 1rem }
-.lesson { display: grid; gap: 1rem 1.5rem; align-items: start;
-          grid-template: "picture" auto "table" auto "text" auto / minmax(0, 1fr) }
-.lesson > pre { grid-area: table; font-size: 12px; margin: 0 }
-@media (min-width: 1150px) {
-  .lesson { grid-template: "picture table" auto "text table" 1fr / minmax(0, 1fr) fit-content(50%) }
-  .lesson > pre { font-size: min(12px, .74vw) }      /* 100 letters fit into it */
+pre.table, pre.program { font-size: 12.5px }
+.picture { display: flex; flex-wrap: wrap; gap: .5rem 1rem }
+.picture svg { flex: 1 1 412px; min-width: min(100%, 412px); max-width: 620px; height: auto;
+               font: 14px system-ui, Helvetica, Arial, sans-serif }
+.picture svg.wide { flex-basis: 100%; max-width: 960px }
+pre.program { counter-reset: line; max-height: 70vh; overflow: auto; padding-left: 0 }
+pre.program code { display: block; counter-increment: line; padding-left: 4.2em; font-size: inherit }
+pre.program code::before { content: counter(line); float: left; width: 3em; margin-left: -4em; text-align: right;
+                           color: var(--quiet) }
+@media (min-width: 1300px) {
+  .lesson { display: grid; gap: 0 1.5rem; grid-template-columns: minmax(850px, 7fr) minmax(0, 5fr) }
+  .program-side { position: sticky; top: 0; align-self: start }
+  pre.program { max-height: calc(100vh - 4rem) }
 }
-.picture { grid-area: picture; overflow-x: auto }
-.text { grid-area: text; min-width: 0 }
-.picture svg { display: block; width: 100%; min-width: 36rem; max-width: 940px; height: auto }
 details { border-left: 3px solid var(--line); padding-left: 1rem }
-summary { cursor: pointer; color: var(--quiet) }
+.program-side details { border: 0; padding: 0 }
+summary { cursor: pointer; color: var(--quiet); padding: .3rem 0 }
 table { border-collapse: collapse; display: block; overflow-x: auto; margin-bottom: 1rem }
-th, td { border: 1px solid var(--line); padding: .25rem .6rem; text-align: left; vertical-align: top;
-         overflow-wrap: normal }
-td code { overflow-wrap: anywhere }
+th, td { border: 1px solid var(--line); padding: .25rem .6rem; text-align: left; vertical-align: top }
 th { background: var(--box) }
+@media (max-width: 600px) {
+  main { padding: .5rem .8rem 3rem }
+  pre.table, pre.program { font-size: 11px }
+}
+HEAD
+# The colours of all pictures, once.
+for picture in "$1"/[0-9]*.svg; do sed -n '/<style>/,/<\/style>/{s/<style>//;s/<\/style>//;p;}' "$picture"; break; done
+cat << 'HEAD'
 </style>
 <main>
+<a class="skip" href="#contents">Contents</a>
 HEAD
 awk -v pictures="$1" -v tables="$2" -v book="$book" '
 # Markdown as the book uses it: headings, paragraphs, lists, tables, code, **bold**, *emphasis*, `code`, [links](there).
@@ -61,9 +78,18 @@ function emphasised(s,    out) {
     }
     return out s
 }
+# 2^-20 with a superscript.
+function raised(s,    out) {
+    while (match(s, /\^-?[0-9]+/)) {
+        out = out substr(s, 1, RSTART - 1) "<sup>" substr(s, RSTART + 1, RLENGTH - 1) "</sup>"
+        s = substr(s, RSTART + RLENGTH)
+    }
+    gsub(/<sup>-/, "<sup>\\&#8722;", out)
+    return out s
+}
 function coded(s,    parts, n, i, out) {
     n = split(s, parts, "`")
-    for (i = 1; i <= n; i++) out = out (i % 2 ? emphasised(parts[i]) : "<code>" parts[i] "</code>")
+    for (i = 1; i <= n; i++) out = out (i % 2 ? raised(emphasised(parts[i])) : "<code>" parts[i] "</code>")
     return out
 }
 function linked(s,    out, middle, link) {
@@ -114,7 +140,8 @@ function row(line,    cells, n, i, cell) {
 function block(line) {
     if (fenced) { if (line ~ /^```/) { fenced = 0; leave() } else print escaped(line) }
     else if (line ~ /^```/) { enter("pre", "<pre>"); fenced = 1 }
-    else if (line ~ /^<!--/ || line ~ /^!\[/) leave()
+    else if (line ~ /^!\[/) picture(line)
+    else if (line ~ /^<!--/) leave()
     else if (line ~ /^ *$/) { if (open != "pre") leave() }
     else if (line ~ /^# /) { leave(); print "<h1>" inline(substr(line, 3)) "</h1>" }
     else if (line ~ /^##+ /) { leave(); sub(/^##+ /, "", line); print "<h3>" inline(line) "</h3>" }
@@ -130,18 +157,42 @@ function copy(path, as_text,    line, lines) {
     close(path)
     return lines
 }
-function seen(number, title,    name, path) {
-    leave()
-    print "<h2>" inline(title) "</h2>\n<div class=\"lesson\">"
-    name = names[number]
-    if (name) {
-        print "<div class=\"picture\">"
-        copy(pictures "/" name ".svg", 0)
-        print "</div>\n<pre>"
-        copy(tables "/" name ".txt", 1)
-        print "</pre>"
+# The panels of a picture, or a drawing, which has none and is wide.
+function panels(path, alt,    line, inside) {
+    print "<div class=\"picture\" role=\"img\" aria-label=\"" escaped(alt) "\">"
+    while ((getline line < path) > 0) {
+        if (line ~ /^<svg class="ink/) inside = 1
+        if (inside) print line
+        if (line ~ /^<\/svg>/) inside = 0
     }
-    print "<div class=\"text\">"
+    close(path)
+    print "</div>"
+}
+function program(path,    line) {
+    print "<div class=\"program-side\"><details open><summary>The program</summary>"
+    printf "<pre class=\"program\" tabindex=\"0\">"
+    while ((getline line < path) > 0) printf "<code>%s\n</code>", escaped(line)
+    close(path)
+    print "</pre></details></div>"
+}
+# The picture of the line of Markdown, and behind that of a lesson its table.
+function picture(line,    alt, file, name) {
+    leave()
+    alt = file = line
+    sub(/^!\[/, "", alt)
+    sub(/\]\(.*/, "", alt)
+    sub(/^.*\]\(/, "", file)
+    sub(/\).*$/, "", file)
+    panels(pictures "/" file, alt)
+    name = names[lesson]
+    if (file != name ".svg") return
+    print "<pre class=\"table\" tabindex=\"0\">"
+    copy(tables "/" name ".txt", 1)
+    print "</pre>"
+}
+function seen(title) {
+    leave()
+    print "<h2>" inline(title) "</h2>\n<div class=\"lesson\">\n<div class=\"text\">"
 }
 function answers(number,    path, line, inside) {
     leave()
@@ -154,12 +205,14 @@ function answers(number,    path, line, inside) {
     }
     close(path)
     leave()
-    print "</details>\n</div>\n</div>\n</section>"
+    print "</details>\n</div>"
+    program(book "/" names[number] ".c")
+    print "</div>\n</section>"
 }
 function contents(    path, line, number) {
     leave()
     path = book "/README.md"
-    print "<nav>"
+    print "<nav id=\"contents\" aria-label=\"Contents\">"
     while ((getline line < path) > 0)
         if (line ~ /^## [0-9]+\. /) {
             sub(/^## /, "", line)
@@ -170,13 +223,27 @@ function contents(    path, line, number) {
 }
 BEGIN {
     command = "ls " tables
-    while ((command | getline name) > 0) if (sub(/\.txt$/, "", name)) names[name + 0] = name
+    while ((command | getline name) > 0) if (name ~ /^[0-9]/ && sub(/\.txt$/, "", name)) names[name + 0] = name
     close(command)
 }
 /^<!-- contents -->$/ { contents(); next }
 /^<!-- lesson [0-9]+ -->$/ { leave(); lesson = $3; print "<section id=\"lesson" lesson "\">"; next }
 /^<!-- end [0-9]+ -->$/ { answers(lesson); lesson = ""; next }
-lesson && /^## / { seen(lesson, substr($0, 4)); next }
+lesson && /^## / { seen(substr($0, 4)); next }
 { block($0) }
 END { leave() }' "$book/README.md"
-printf '</main>\n</html>\n'
+cat << 'TAIL'
+</main>
+<script>
+// n and p: the next lesson and the one before.
+addEventListener("keydown", e => {
+  const step = { n: 1, p: -1 }[e.key], all = [...document.querySelectorAll("section")];
+  if (!step || e.ctrlKey || e.altKey || e.metaKey || e.target.tagName == "TEXTAREA") return;
+  let at = all.filter(s => s.getBoundingClientRect().top < 10).length - 1;
+  if (step < 0 && at >= 0 && all[at].getBoundingClientRect().top < -10) at++;
+  const to = all[at + step];
+  if (to) to.scrollIntoView();
+});
+</script>
+</html>
+TAIL
