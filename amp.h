@@ -569,6 +569,15 @@ AMP_DEF amp_result amp_dropout_forward(amp_ref x, amp_ref y, size_t n, float p, 
 /* y = a + b, n elements; y may be the same as a or b. */
 AMP_DEF amp_result amp_add_forward(amp_ref a, amp_ref b, amp_ref y, size_t n, const amp_exec* exec);
 
+/* y[i] = a[i] * b[i / repeat], n elements, a multiple of repeat >= 1: with repeat 1 element by
+   element, with H*W by one value a channel and sample. y may be the same as a, or with repeat 1 as
+   b. */
+AMP_DEF amp_result amp_mul_forward(amp_ref a, amp_ref b, amp_ref y, size_t n, size_t repeat,
+    const amp_exec* exec);
+/* da = dy * b; an element of db is the sum of its dy * a. */
+AMP_DEF amp_result amp_mul_backward(amp_ref dy, amp_ref a, amp_ref b, amp_ref da, amp_ref db,
+    int accumulate, size_t n, size_t repeat, const amp_exec* exec);
+
 /* Copies x[R,D] into columns [column, column+D) of y[R,D_total], converting: one call per part.
    Backward copies the columns back, or adds them to x if accumulate. */
 AMP_DEF amp_result amp_concat_forward(amp_ref x, size_t d, amp_ref y, size_t d_total,
@@ -617,7 +626,7 @@ AMP_DEF amp_result amp_bce_with_logits_backward(amp_ref x, amp_ref target,
    O1, O2: the rule at these levels in PyTorch's style. At O0 all are FP32, at O3 all but the losses
    LOW.
    kind: MATRIX and NORM have parameters, LOSS is FP32 always, DATA has no arithmetic.
-   reads: what backward reads of the forward pass.
+   reads: what backward reads of the forward pass: its output, or all inputs.
    shares: the output may take the input's memory, and the input's gradient the output's (BOTH, or
    GRAD alone).
    To add an operator:
@@ -653,7 +662,8 @@ AMP_DEF amp_result amp_bce_with_logits_backward(amp_ref x, amp_ref target,
     X(GELU_TANH,  "gelu_tanh",  FOLLOW,  LOW,     PLAIN,  INPUT,  GRAD) \
     X(SILU,       "silu",       FOLLOW,  LOW,     PLAIN,  INPUT,  GRAD) \
     X(HARD_SWISH, "hard_swish", FOLLOW,  LOW,     PLAIN,  INPUT,  GRAD) \
-    X(LEAKY_RELU, "leaky_relu", FOLLOW,  LOW,     PLAIN,  OUTPUT, BOTH)
+    X(LEAKY_RELU, "leaky_relu", FOLLOW,  LOW,     PLAIN,  OUTPUT, BOTH) \
+    X(MUL,        "mul",        PROMOTE, LOW,     PLAIN,  INPUT,  NONE)
 #define AMPI_X(name, ...) AMP_OP_##name,
 typedef AMPI_ENUM(amp_op) { AMP_OP_LIST(AMPI_X) } amp_op;
 #undef AMPI_X
@@ -713,6 +723,7 @@ enum { AMP_STYLE_COUNT = 0 AMP_STYLE_LIST(AMPI_COUNT) };
     X(ONEFLOW, O1, SOFTMAX, GRAY) \
     X(ONEFLOW, O1, DROPOUT, GRAY) \
     X(ONEFLOW, O1, ADD, GRAY) \
+    X(ONEFLOW, O1, MUL, GRAY) \
     X(ONEFLOW, O1, CONCAT, FOLLOW)
 
 /* AMP_ZERO in the int fields means "no" where the level would say "yes". */
@@ -1314,6 +1325,8 @@ AMP_DEF amp_value amp_softmax(amp_model* m, amp_value x);  /* over C*H*W */
 /* p in [0,1); nothing in evaluation */
 AMP_DEF amp_value amp_dropout(amp_model* m, amp_value x, float p);
 AMP_DEF amp_value amp_add(amp_model* m, amp_value a, amp_value b);  /* residual; equal shapes */
+/* a * b; b has a's shape, or is [C,1,1] */
+AMP_DEF amp_value amp_mul(amp_model* m, amp_value a, amp_value b);
 /* along channels; equal H, W */
 AMP_DEF amp_value amp_concat(amp_model* m, amp_value a, amp_value b);
 AMP_DEF amp_value amp_flatten(amp_model* m, amp_value x);  /* [N,C*H*W,1,1]; costs nothing */
@@ -1880,6 +1893,8 @@ struct amp_backend {
     AMPI_ENTRY(dropout_forward, amp_ref, amp_ref, size_t, float p, uint64_t seed, uint64_t offset,
         const uint64_t* position, uint64_t stride)
     AMPI_ENTRY(add_forward, amp_ref, amp_ref, amp_ref, size_t)
+    AMPI_ENTRY(mul_forward, amp_ref, amp_ref, amp_ref, size_t, size_t)
+    AMPI_ENTRY(mul_backward, amp_ref, amp_ref, amp_ref, amp_ref, amp_ref, int, size_t, size_t)
     AMPI_ENTRY(concat_forward, amp_ref, size_t, amp_ref, size_t, size_t, size_t)
     AMPI_ENTRY(concat_backward, amp_ref, size_t, size_t, amp_ref, size_t, size_t, int)
     AMPI_ENTRY(softmax_cross_entropy_forward, amp_ref, const int32_t*,
@@ -8794,7 +8809,7 @@ AMP_DEF amp_result amp_concat_backward(amp_ref y, size_t d_total, size_t column,
     AMPI_DONE_OP;
 }
 
-/* >>impl-rows   Operators over rows: batch norm, layer norm, softmax.
+/* >>impl-rows   Operators over rows: batch norm, layer norm, softmax, products.
    A row is the D features of a layer norm or softmax, or the pixels of one channel and image of
    a batch norm. Sums of rows, or of columns over rows, come first; then each row is written in
    one pass. */
@@ -9796,6 +9811,77 @@ AMP_DEF amp_result amp_softmax_backward(amp_ref dy, amp_ref y, amp_ref dx, int a
     AMPI_CHECK("softmax backward", all, list);
     AMPI_COMPUTE_OP;
     if (dx.data && d > 0) ampi_rows_all(ampi_softmax_back_rows, &f);
+    AMPI_DONE_OP;
+}
+
+/* --- products --- */
+
+/* y = x * b, one b a row, which the list has at AMPI_ARG_DY. The norm's product by 1 and its sum
+   with -0 change nothing. */
+AMPI_FN void ampi_mul_rows(const ampi_rows* f, size_t row, size_t rows) {
+    const ampi_argument* b = &f->list[AMPI_ARG_DY];
+    float scale[AMPI_ROWS];
+    ampi_row_args q = ampi_no_row_args();
+    AMPI_OPEN_READER(x, AMPI_ARG_X);
+    ampi_load_f32(scale, b->data, b->dtype, row, rows);
+    q.scale = scale;
+    ampi_norm_apply(&q, NULL, &x, NULL, NULL, &f->list[AMPI_ARG_Y], row * f->d, rows, f->d);
+}
+
+/* An element of y for each row: the sum of dy * x. */
+AMPI_FN void ampi_mul_sums(const ampi_rows* f, size_t row, size_t rows) {
+    ampi_row_sums s;
+    AMPI_OPEN_READER(x, AMPI_ARG_X);
+    AMPI_OPEN_READER(dy, AMPI_ARG_DY);
+    ampi_sum_operand(AMPI_PRODUCTS, &s, &dy, &x, row * f->d, rows, f->d);
+    ampi_store_sums(&f->list[AMPI_ARG_Y], row, s.dot, rows);
+}
+
+/* Products of n elements: y = x * dy of the list one by one, or `work` on rows of `repeat`. */
+AMPI_FN void ampi_mul_run(ampi_rows_work work, const ampi_argument* list, size_t n,
+        size_t repeat) {
+    const ampi_rows f = ampi_rows_of(list, n / repeat, repeat);
+    if (repeat == 1) ampi_elements(AMPI_MULTIPLY, 0.0f, list, n);
+    else if (list[AMPI_ARG_Y].data) ampi_rows_all(work, &f);
+}
+
+/* Refuses elements that are not whole runs of `repeat`. */
+AMPI_FN amp_result ampi_check_repeat(const amp_exec* exec, const char* op, size_t n,
+        size_t repeat) {
+    AMPI_REFUSE_OP(repeat == 0 || n % repeat != 0, AMP_ERR_SHAPE,
+        "%s: %lld elements are not whole runs of %lld", op, ampi_shown(n), ampi_shown(repeat));
+    return AMP_OK;
+}
+
+/* Checks the operands, then multiplies in tiles. */
+AMP_DEF amp_result amp_mul_forward(amp_ref a, amp_ref b, amp_ref y, size_t n, size_t repeat,
+        const amp_exec* exec) {
+    AMPI_TRY(ampi_check_repeat(exec, "mul", n, repeat));
+    const ampi_argument list[] = {
+        AMPI_ARG(a, AMPI_SAME, n),
+        AMPI_ARG(y, AMPI_OUT | AMPI_SAME, n),
+        AMPI_ARG(b, repeat == 1 ? AMPI_SAME : AMPI_IN, n / repeat)
+    };
+    AMPI_CHECK("mul", n, list);
+    AMPI_COMPUTE_OP;
+    ampi_mul_run(ampi_mul_rows, list, n, repeat);
+    AMPI_DONE_OP;
+}
+
+/* Checks the operands, then computes those of da and db that are wanted: each has a list of three,
+   its operands around it. */
+AMP_DEF amp_result amp_mul_backward(amp_ref dy, amp_ref a, amp_ref b, amp_ref da, amp_ref db,
+        int accumulate, size_t n, size_t repeat, const amp_exec* exec) {
+    const int use = ampi_gradient_use(accumulate, AMP_ACCUMULATE_INPUT);
+    AMPI_TRY(ampi_check_repeat(exec, "mul backward", n, repeat));
+    const ampi_argument list[] = {
+        AMPI_ARG(dy, AMPI_IN, n), AMPI_ARG(da, use, n), AMPI_ARG(b, AMPI_IN, n / repeat),
+        AMPI_ARG(a, AMPI_IN, n), AMPI_ARG(db, use, n / repeat), AMPI_ARG(dy, AMPI_IN, n)
+    };
+    AMPI_CHECK("mul backward", n, list);
+    AMPI_COMPUTE_OP;
+    ampi_mul_run(ampi_mul_rows, list, n, repeat);
+    ampi_mul_run(ampi_mul_sums, list + 3, n, repeat);
     AMPI_DONE_OP;
 }
 
@@ -11904,7 +11990,7 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
         amp_gemm_workspace, amp_conv2d_workspace, amp_layer_norm_workspace,
         amp_gemm, AMPI_BOTH(linear), AMPI_BOTH(conv2d), AMPI_BOTH(pool2d),
         AMPI_BOTH(batch_norm), AMPI_BOTH(layer_norm), AMPI_BOTH(activation), AMPI_BOTH(leaky_relu),
-        AMPI_BOTH(softmax), ampi_cpu_dropout, amp_add_forward, AMPI_BOTH(concat),
+        AMPI_BOTH(softmax), ampi_cpu_dropout, amp_add_forward, AMPI_BOTH(mul), AMPI_BOTH(concat),
         AMPI_BOTH(softmax_cross_entropy), AMPI_BOTH(mse), AMPI_BOTH(bce_with_logits),
 
         /* training_open and so on */
@@ -12631,15 +12717,17 @@ AMPI_FN amp_value ampi_norm(amp_model* m, amp_op op, amp_value x, const amp_norm
     return ampi_layer_add_params(m, 0, AMP_INIT_ZERO, 1, 1);  /* gamma and beta start as 1 and 0 */
 }
 
-/* Adds a sum of x and y, whose shapes are equal, or a concat, where the channels of y follow those
-   of x. */
+/* Adds a sum or product of x and y, whose shapes are equal; a product with one value of y a
+   channel; or a concat, where the channels of y follow those of x. */
 AMPI_FN amp_value ampi_pair(amp_model* m, amp_op op, amp_value x, amp_value y) {
     ampi_node *n = ampi_draft_on(m, op, x), *second = ampi_node_of(m, y, amp_op_name(op));
     if (!n || !second) return ampi_no_value();
     amp_layer *a = &n->layer, *b = &second->layer;
-    const int fits = op == AMP_OP_ADD ? a->channels == b->channels
-        : a->channels <= INT32_MAX - b->channels;
-    AMPI_REFUSE_LAYER(!fits || a->height != b->height || a->width != b->width, AMP_ERR_SHAPE,
+    const int fits = op == AMP_OP_CONCAT ? a->channels <= INT32_MAX - b->channels
+        : a->channels == b->channels;
+    const int meet = (a->height == b->height && a->width == b->width)
+        || (op == AMP_OP_MUL && b->height == 1 && b->width == 1);
+    AMPI_REFUSE_LAYER(!fits || !meet, AMP_ERR_SHAPE,
         "%dx%dx%d does not fit %dx%dx%d of '%s'", a->channels, a->height, a->width, b->channels,
         b->height, b->width, b->name);
     if (op == AMP_OP_CONCAT) a->channels += b->channels;
@@ -12649,6 +12737,10 @@ AMPI_FN amp_value ampi_pair(amp_model* m, amp_op op, amp_value x, amp_value y) {
 
 AMP_DEF amp_value amp_add(amp_model* m, amp_value a, amp_value b) {
     return ampi_pair(m, AMP_OP_ADD, a, b);
+}
+
+AMP_DEF amp_value amp_mul(amp_model* m, amp_value a, amp_value b) {
+    return ampi_pair(m, AMP_OP_MUL, a, b);
 }
 
 AMP_DEF amp_value amp_concat(amp_model* m, amp_value a, amp_value b) {
@@ -13664,6 +13756,9 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
         case AMP_OP_SOFTMAX: return f->softmax_forward(x, y, rows, n->features, e);
         case AMP_OP_DROPOUT: return ampi_run_dropout(m, n, x, y);
         case AMP_OP_ADD: return f->add_forward(x, ampi_output_of(second), y, count, e);
+        case AMP_OP_MUL:
+            return f->mul_forward(x, ampi_output_of(second), y, count,
+                n->features / second->features, e);
         case AMP_OP_CONCAT:
             /* The second input's features begin behind those of the first. */
             AMPI_TRY(f->concat_forward(x, in->features, y, n->features, 0, rows, e));
@@ -13765,6 +13860,10 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
         case AMP_OP_SOFTMAX:
             return f->softmax_backward(dy, saved, dx, 0 /* accumulate */, rows, n->features, e);
         case AMP_OP_DROPOUT: return ampi_run_dropout(m, n, dy, dx);
+        case AMP_OP_MUL:
+            return f->mul_backward(dy, ampi_output_of(n->reads[0]), ampi_output_of(n->reads[1]),
+                j ? AMP_NONE : dx, j ? dx : AMP_NONE, 0 /* accumulate */, rows * n->features,
+                n->features / n->reads[1]->features, e);
         case AMP_OP_CONCAT:
             /* The second input's features lie last in a row of dy. */
             return f->concat_backward(dy, n->features, j ? n->features - in->features : 0, dx,

@@ -5035,6 +5035,8 @@ AMPI_D int ampi_d_adds(const ampi_op_activation_slope& op) { return op.add; }
 struct ampi_op_leaky { float slope; int add; };
 AMPI_D int ampi_d_adds(const ampi_op_leaky& op) { return op.add; }
 struct ampi_op_add { int unused; };
+struct ampi_op_mul { amp_ref b; size_t n, repeat; int add; };
+AMPI_D int ampi_d_adds(const ampi_op_mul& op) { return op.add; }
 struct ampi_op_dropout {
     float p, scale;
     uint64_t seed, offset, stride;
@@ -5064,6 +5066,14 @@ AMPI_D void ampi_d_apply(const ampi_op_leaky& op, float (&v)[8], float (&s)[8], 
 
 AMPI_D void ampi_d_apply(const ampi_op_add&, float (&v)[8], float (&w)[8], size_t) {
     for (int j = 0; j < 8; j++) v[j] += w[j];
+}
+
+/* Runs of `repeat` elements share an element of op.b; of runs of one it is in w. */
+AMPI_D void ampi_d_apply(const ampi_op_mul& op, float (&v)[8], float (&w)[8], size_t i) {
+    for (size_t j = 0; j < 8; j++) {
+        const size_t at = i + j < op.n ? i + j : op.n - 1;
+        v[j] *= op.repeat == 1 ? w[j] : ampi_d_load(op.b, ampi_d_quotient(at, op.repeat));
+    }
 }
 
 AMPI_D void ampi_d_begin(ampi_op_dropout& op) {
@@ -5153,6 +5163,26 @@ AMPI_CUDA(add_forward, amp_ref a, amp_ref b, amp_ref y, size_t n) {
     AMPI_CUDA_CHECK(op, n, list);
     return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(a, b, y, n),
         functor);
+}
+
+/* y = x * b, or y += x * b if add; n elements, b one for each `repeat` of them. */
+AMPI_FN amp_result ampi_cuda_mul_run(const amp_exec* exec, const char* op, amp_ref x, amp_ref b,
+        amp_ref y, size_t n, size_t repeat, int add) {
+    const ampi_op_mul functor = { ampi_cuda_ref(b), n, repeat, add };
+    if (!y.data) return AMP_OK;
+    return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(x, repeat == 1 ? b : AMP_NONE, y, n),
+        functor);
+}
+
+/* The table's mul_forward. */
+AMPI_CUDA(mul_forward, amp_ref a, amp_ref b, amp_ref y, size_t n, size_t repeat) {
+    const char* op = "amp_cuda_mul_forward";
+    AMPI_TRY(ampi_check_repeat(exec, op, n, repeat));
+    const ampi_argument list[] = { AMPI_ARG(a, AMPI_SAME, n),
+        AMPI_ARG(b, repeat == 1 ? AMPI_SAME : AMPI_IN, n / repeat),
+        AMPI_ARG(y, AMPI_OUT | AMPI_SAME, n) };
+    AMPI_CUDA_CHECK(op, n, list);
+    return ampi_cuda_mul_run(exec, op, a, b, y, n, repeat, 0);
 }
 
 /* --- columns of a matrix --- */
@@ -5912,7 +5942,7 @@ AMPI_CUDA(layer_norm_backward, amp_ref dy, amp_ref x, amp_ref gamma, float eps,
 
 /* --- softmax --- */
 
-/* A call of softmax over rows of d elements. */
+/* A call of softmax, or of sums of products, over rows of d elements. */
 typedef struct ampi_cuda_softmax {
     amp_ref x, dy;           /* backward: x is the forward pass's y */
     amp_ref y;               /* backward: dx */
@@ -6030,6 +6060,49 @@ AMPI_CUDA(softmax_backward, amp_ref dy, amp_ref y, amp_ref dx, int accumulate, s
     AMPI_CUDA_CHECK(op, all, list);
     if (!dx.data || rows == 0 || d == 0) return AMP_OK;
     return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_softmax_backward, rows, d, AMPI_CUDA_ROW_SHARED,
+        q);
+}
+
+/* --- sums of products --- */
+
+/* y[row] = the sum of x * dy in a row, T threads each. */
+template <int T, int KEEP>
+static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T))
+        ampi_k_row_products(ampi_cuda_softmax q) {
+    ampi_ptx_grid_wait();
+    AMPI_SHARED(double, shared);
+    AMPI_D_EACH(row, q.rows) {
+        ampi_row<KEEP> x, dy;
+        double dot[1] = { 0.0 };
+        ampi_d_row_start<T>(x, q.x, row, q.d, q.d);
+        ampi_d_row_start<T>(dy, q.dy, row, q.d, q.d);
+        ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
+            ampi_d_row_open(x, k, i);
+            ampi_d_row_open(dy, k, i);
+            dot[0] += (double)ampi_d_dot8(x.v[k], dy.v[k]);
+        });
+        ampi_d_group_sum<T>(dot, shared);
+        if (threadIdx.x % T == 0) ampi_d_store_one(q.y, row, (float)dot[0], q.add);
+    }
+}
+
+/* The table's mul_backward: da is a product, and db, if runs are longer than one, a sum of each. */
+AMPI_CUDA(mul_backward, amp_ref dy, amp_ref a, amp_ref b, amp_ref da, amp_ref db, int accumulate,
+        size_t n, size_t repeat) {
+    const char* op = "amp_cuda_mul_backward";
+    const int add = accumulate & AMP_ACCUMULATE_INPUT;
+    AMPI_TRY(ampi_check_repeat(exec, op, n, repeat));
+    const size_t runs = n / repeat;
+    const ampi_argument list[] = { AMPI_ARG(dy, AMPI_IN, n), AMPI_ARG(a, AMPI_IN, n),
+        AMPI_ARG(b, AMPI_IN, runs), AMPI_ARG(da, AMPI_OUT | AMPI_NULL, n),
+        AMPI_ARG(db, AMPI_OUT | AMPI_NULL, runs) };
+    const ampi_cuda_softmax q = { ampi_cuda_ref(a), ampi_cuda_ref(dy), ampi_cuda_ref(db), runs,
+        repeat, add };
+    AMPI_CUDA_CHECK(op, n, list);
+    AMPI_TRY(ampi_cuda_mul_run(exec, op, dy, b, da, n, repeat, add));
+    if (repeat == 1) return ampi_cuda_mul_run(exec, op, dy, a, db, n, repeat, add);
+    if (!db.data || runs == 0) return AMP_OK;
+    return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_row_products, runs, repeat, AMPI_CUDA_ROW_SHARED,
         q);
 }
 
@@ -8532,7 +8605,7 @@ AMP_DEF const amp_backend* amp_cuda_backend(void) {
         AMPI_CUDA_BOTH(batch_norm), AMPI_CUDA_BOTH(layer_norm),
         AMPI_CUDA_BOTH(activation), AMPI_CUDA_BOTH(leaky_relu), AMPI_CUDA_BOTH(softmax),
         ampi_cuda_dropout_forward,
-        ampi_cuda_add_forward, AMPI_CUDA_BOTH(concat),
+        ampi_cuda_add_forward, AMPI_CUDA_BOTH(mul), AMPI_CUDA_BOTH(concat),
         AMPI_CUDA_BOTH(softmax_cross_entropy),
         ampi_cuda_loss_forward<AMPI_MSE>, ampi_cuda_loss_backward<AMPI_MSE>,
         ampi_cuda_loss_forward<AMPI_BCE>, ampi_cuda_loss_backward<AMPI_BCE>,

@@ -490,6 +490,11 @@ static void null_operands(void) {
             amp_ref_of(z, T), amp_ref_of(z + 100, T), amp_ref_of(z + 200, T), 0, &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "add", amp_add_forward(amp_ref_of(N(0, x), T),
             amp_ref_of(N(1, y), T), amp_ref_of(N(2, z), T), 5, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "mul", amp_mul_forward(amp_ref_of(N(0, x), T),
+            amp_ref_of(N(1, y), T), amp_ref_of(N(2, z), T), 6, 3, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "mul backward", amp_mul_backward(amp_ref_of(N(0, x), T),
+            amp_ref_of(N(1, y), T), amp_ref_of(N(2, y), T), amp_ref_of(z, T), amp_ref_of(z + 50, T),
+            0, 6, 3, &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "cross-entropy", amp_softmax_cross_entropy_forward(amp_ref_of(N(0, x), T),
             N(1, labels), NULL, N(2, z), 2, 2, &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "mse", amp_mse_forward(amp_ref_of(N(0, x), T),
@@ -763,6 +768,10 @@ static void huge_sizes(void) {
             amp_ref_of(F, T), n, 0.5f, 0, 0, &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "add", amp_add_forward(amp_ref_of(F, T), amp_ref_of(F, T),
             amp_ref_of(F, T), n, &quiet));
+        REFUSED(ANY, "mul", amp_mul_forward(amp_ref_of(F, T), amp_ref_of(F, T), amp_ref_of(F, T),
+            n, 1, &quiet));
+        REFUSED(ANY, "mul", amp_mul_forward(amp_ref_of(F, T), amp_ref_of(F, T), amp_ref_of(F, T),
+            3, n, &quiet));
         REFUSED(ANY, "concat", amp_concat_forward(amp_ref_of(F, T), 2, amp_ref_of(F, T), n, n - 1,
             2, &quiet));
         REFUSED(ANY, "cross-entropy", amp_softmax_cross_entropy_forward(amp_ref_of(F, T), &label,
@@ -880,6 +889,14 @@ static amp_result call_dropout(void* const* p) { return amp_dropout_forward(amp_
     amp_ref_of(p[1], T), 9, 0.5f, 1, 0, &quiet); }
 static amp_result call_add(void* const* p) { return amp_add_forward(amp_ref_of(p[0], T),
     amp_ref_of(p[1], T), amp_ref_of(p[2], T), 9, &quiet); }
+static amp_result call_mul(void* const* p) { return amp_mul_forward(amp_ref_of(p[0], T),
+    amp_ref_of(p[1], T), amp_ref_of(p[2], T), 9, 1, &quiet); }
+static amp_result call_mul_runs(void* const* p) { return amp_mul_forward(amp_ref_of(p[0], T),
+    amp_ref_of(p[1], T), amp_ref_of(p[2], T), 9, 3, &quiet); }
+static amp_result call_mul_backward(void* const* p) {
+    return amp_mul_backward(amp_ref_of(p[0], T), amp_ref_of(p[1], T), amp_ref_of(p[2], T),
+        amp_ref_of(p[3], T), amp_ref_of(p[4], T), 0, 9, 3, &quiet);
+}
 static amp_result call_concat(void* const* p) { return amp_concat_forward(amp_ref_of(p[0], T), 2,
     amp_ref_of(p[1], T), 5, 1, 3, &quiet); }
 static amp_result call_concat_backward(void* const* p) {
@@ -928,6 +945,9 @@ static const overlap_case overlap_cases[] = {
     { "softmax backward", call_softmax_backward, { 60, 60, 60 }, 4u, { -1 } },
     { "dropout", call_dropout, { 36, 36 }, 2u, { 0, 1, -1 } },
     { "add", call_add, { 36, 36, 36 }, 4u, { 0, 2, 1, 2, -1 } },
+    { "mul", call_mul, { 36, 36, 36 }, 4u, { 0, 2, 1, 2, -1 } },
+    { "mul of runs", call_mul_runs, { 36, 12, 36 }, 4u, { 0, 2, -1 } },
+    { "mul backward", call_mul_backward, { 36, 36, 12, 36, 12 }, 0x18u, { -1 } },
     { "concat", call_concat, { 24, 60 }, 2u, { -1 } },
     { "concat backward", call_concat_backward, { 60, 24 }, 2u, { -1 } },
     { "cross-entropy", call_cross_entropy, { 24, 4 }, 2u, { -1 } },

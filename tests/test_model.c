@@ -122,6 +122,18 @@ static int b_flatten(int x) {
 static int b_add(int a, int b) {
     return net_node(AMP_OP_ADD, a, b, net[a].c, net[a].h, net[a].w, amp_add(net_model, net[a].v, net[b].v));
 }
+static int b_mul(int a, int b) {
+    return net_node(AMP_OP_MUL, a, b, net[a].c, net[a].h, net[a].w, amp_mul(net_model, net[a].v, net[b].v));
+}
+/* a times one number a channel: squeeze and excite. */
+static int b_excite(int a) {
+    int pixels = net[a].h * net[a].w, x = a;
+    if (pixels > 1) {
+        if (net[a].h == net[a].w) x = net_node(AMP_OP_AVG_POOL2D, a, -1, net[a].c, 1, 1, amp_global_avg_pool2d(net_model, net[a].v));
+        if (x != a) { net[x].kernel = net[a].h; net[x].stride = 1; }
+    }
+    return b_mul(a, b_same(x, AMP_OP_SIGMOID));
+}
 static int b_concat(int a, int b) {
     return net_node(AMP_OP_CONCAT, a, b, net[a].c + net[b].c, net[a].h, net[a].w, amp_concat(net_model, net[a].v, net[b].v));
 }
@@ -361,6 +373,7 @@ static double net_forward(const amp_batch* batch, int training) {
             case AMP_OP_BATCH_NORM: case AMP_OP_LAYER_NORM: norm_forward(n, training); break;
             case AMP_OP_SOFTMAX: for (k = 0; k < (size_t)net_batch; k++) softmax_row(n->x[0] + k * d, n->y + k * d, d); break;
             case AMP_OP_ADD: for (k = 0; k < total; k++) n->y[k] = n->x[0][k] + n->x[1][k]; break;
+            case AMP_OP_MUL: for (k = 0; k < total; k++) n->y[k] = n->x[0][k] * n->x[1][k / (d / features(&net[n->in[1]]))]; break;
             case AMP_OP_CONCAT: {
                 size_t da = features(&net[n->in[0]]), db = features(&net[n->in[1]]);
                 for (k = 0; k < total; k++) n->y[k] = k % d < da ? n->x[0][k / d * da + k % d] : n->x[1][k / d * db + k % d - da];
@@ -464,6 +477,13 @@ static void net_backward(const amp_batch* batch, double scale) {
             case AMP_OP_BATCH_NORM: case AMP_OP_LAYER_NORM: norm_backward(n, dx[0]); break;
             case AMP_OP_SOFTMAX: softmax_backward(n, dx[0]); break;
             case AMP_OP_ADD: for (k = 0; k < total; k++) { dx[0][k] = n->dy[k]; dx[1][k] = n->dy[k]; } break;
+            case AMP_OP_MUL:
+                for (k = 0; k < total; k++) {
+                    const size_t at = k / (d / features(&net[n->in[1]]));
+                    dx[0][k] += n->dy[k] * n->x[1][at];
+                    dx[1][at] += n->dy[k] * n->x[0][k];
+                }
+                break;
             case AMP_OP_CONCAT: {
                 size_t da = features(&net[n->in[0]]), db = features(&net[n->in[1]]);
                 for (k = 0; k < total; k++) *(k % d < da ? &dx[0][k / d * da + k % d] : &dx[1][k / d * db + k % d - da]) = n->dy[k];
@@ -710,6 +730,7 @@ static int random_layer(void) {
     if (kind == 11) return b_linear(x, 2 + (int)(test_random() % 6));
     if (kind == 12 && net_inputs < 4) return b_input(net[x].c, net[x].h, net[x].w);
     if (kind == 13 && features(&net[x]) < 300) return b_concat(x, random_partner(x, 0));
+    if (kind == 14) return test_random() % 2 ? b_excite(x) : b_mul(x, b_same(random_partner(x, 1), AMP_OP_SIGMOID));
     return b_add(x, random_partner(x, 1));
 }
 
@@ -851,6 +872,7 @@ static amp_value layer_with_op(amp_model* m, amp_op op, amp_value x) {
         case AMP_OP_DROPOUT: return amp_dropout(m, x, 0.0f);
         case AMP_OP_LEAKY_RELU: return amp_leaky_relu(m, x, 0.1f);
         case AMP_OP_ADD: return amp_add(m, x, x);
+        case AMP_OP_MUL: return amp_mul(m, amp_mul(m, x, x), amp_sigmoid(m, amp_global_avg_pool2d(m, x)));
         case AMP_OP_CONCAT: return amp_concat(m, x, x);
         case AMP_OP_FLATTEN: return amp_flatten(m, x);
         case AMP_OP_SOFTMAX_CROSS_ENTROPY: return amp_softmax_cross_entropy(m, amp_flatten(m, x));
@@ -1017,6 +1039,8 @@ static void e_linear_null(amp_model* m, amp_value x) { amp_linear_with(m, x, NUL
 static void e_linear_init(amp_model* m, amp_value x) { linear_init(m, x, 4, 9); }
 static void e_dropout_one(amp_model* m, amp_value x) { amp_dropout(m, x, 1.0f); }
 static void e_dropout_negative(amp_model* m, amp_value x) { amp_dropout(m, x, -0.1f); }
+static void e_mul_first(amp_model* m, amp_value x) { amp_mul(m, amp_global_avg_pool2d(m, x), x); }
+static void e_mul_channels(amp_model* m, amp_value x) { amp_mul(m, x, amp_input(m, 7, 1, 1)); }
 static void e_leaky_negative(amp_model* m, amp_value x) { amp_leaky_relu(m, x, -0.1f); }
 static void e_leaky_infinite(amp_model* m, amp_value x) { amp_leaky_relu(m, x, HUGE_VALF); }
 static void e_norm_eps(amp_model* m, amp_value x) { norm_of(m, x, -1e-3f, 0.0f); }
@@ -1093,6 +1117,8 @@ static const struct { mistake make; amp_result code; const char* word; const cha
     { e_linear_negative, AMP_ERR_DESC, "-5", "photo" },      { e_linear_huge, AMP_ERR_DESC, "2147483647", "linear1" },
     { e_linear_null, AMP_ERR_DESC, "desc is NULL", "photo" },     { e_linear_init, AMP_ERR_DESC, "init 9", "photo" },
     { e_dropout_one, AMP_ERR_DESC, "dropout", "1" },         { e_dropout_negative, AMP_ERR_DESC, "dropout", "-0.1" },
+    { e_mul_first, AMP_ERR_SHAPE, "mul", "does not fit" },
+    { e_mul_channels, AMP_ERR_SHAPE, "mul", "7x1x1 of 'input2'" },
     { e_leaky_negative, AMP_ERR_DESC, "leaky_relu", "slope -0.1" },
     { e_leaky_infinite, AMP_ERR_DESC, "leaky_relu", "slope inf" },
     { e_norm_eps, AMP_ERR_DESC, "'photo': eps -0.001 must", "batch_norm" }, { e_norm_momentum, AMP_ERR_DESC, "'photo': momentum 1.5 must", "batch_norm" },

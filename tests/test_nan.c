@@ -130,6 +130,13 @@ static void elements(amp_dtype t, amp_dtype o, int kind) {
             mark(marks, &a, 1);
             mark(marks, &b, 1);
             if (kind == 1) finish_as("add", &y, marks, 1); else finish("add", &y);
+            y = make(o, n);
+            CHECK(amp_mul_forward(amp_ref_of(a.p, t), amp_ref_of(b.p, t), amp_ref_of(y.p, o), n, 1, NULL) == AMP_OK);
+            finish("mul", &y);
+            y = make(o, 1);
+            CHECK(amp_mul_backward(amp_ref_of(a.p, t), amp_ref_of(b.p, t), amp_ref_of(b.p, t), AMP_NONE,
+                amp_ref_of(y.p, o), 0, n, n, NULL) == AMP_OK);
+            finish("mul backward", &y);
             unmark();
             for (i = 0; i < n; i++) marks[i] = is_nan_at(&a, i) && amp_random_uniform(3, 1 + i) >= 0.25f;
             finish_as("dropout", &z, marks, 1);

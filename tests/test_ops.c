@@ -918,6 +918,81 @@ static void test_add(void) {
                 }
 }
 
+/* Element by element, and runs that share an element of b: short ones, some a tile, some longer than one. */
+static void test_mul(void) {
+    static const size_t runs[] = { 1, 4, 16, 49, 300, 5003 };
+    const char* what = "mul";
+    int ta, tb, k, r;
+    size_t i, j;
+    for (ta = 0; ta < 3; ta++)
+        for (tb = 0; tb < 3; tb++)
+            for (k = 0; k < 3; k++)
+                for (r = 0; r < COUNT(runs); r++) {
+                    const size_t repeat = runs[r], count = r ? 3 + 70 / repeat : 2063, n = count * repeat;
+                    const amp_dtype t = TYPES[k];
+                    buffer a = random_buffer(TYPES[ta], n, 3), b = random_buffer(TYPES[tb], count, 1);
+                    buffer y = make(t, n), dy = random_buffer(t, n, 1), da = make(TYPES[ta], n), db = make(TYPES[tb], count);
+                    const amp_ref x = amp_ref_of(a.p, a.t), z = amp_ref_of(b.p, b.t), g = amp_ref_of(dy.p, t);
+                    CHECK(amp_mul_forward(x, z, amp_ref_of(y.p, t), n, repeat, NULL) == AMP_OK);
+                    CHECK(amp_mul_backward(g, x, z, amp_ref_of(da.p, da.t), amp_ref_of(db.p, db.t), 0, n, repeat, NULL) == AMP_OK);
+                    for (i = 0; i < count; i++) {
+                        double sum = 0, size = 0;
+                        for (j = i * repeat; j < (i + 1) * repeat; j++) {
+                            const double v = get(&a, j), w = get(&b, i), d = get(&dy, j);
+                            CLOSE(y, j, v * w, k ? u * fabs(v * w) : 0);
+                            CLOSE(da, j, d * w, ta ? u * fabs(d * w) : 0);
+                            sum += d * v;
+                            size += fabs(d * v);
+                        }
+                        CLOSE(db, i, sum, u * fabs(sum) + 1e-15 * size);
+                    }
+                    if (ta == k) {    /* in place */
+                        CHECK(amp_mul_forward(x, z, x, n, repeat, NULL) == AMP_OK);
+                        CHECK(memcmp(a.p, y.p, n * amp_dtype_size(t)) == 0);
+                    }
+                    finish(&a); finish(&b); finish(&y); finish(&dy); finish(&da); finish(&db);
+                }
+}
+/* `wanted` in FP32 is what `added` was given: `old` + it, rounded once. */
+static void check_added(const char* what, const buffer* added, const buffer* old,
+        const buffer* wanted) {
+    size_t i, wrong = 0;
+    for (i = 0; i < added->n; i++) {
+        float sum = (float)get(old, i) + ((const float*)wanted->p)[i], got = (float)get(added, i);
+        buffer one = make(added->t, 1);
+        put(&one, 0, (double)sum);
+        wrong += get(&one, 0) != (double)got;
+        free(one.block);
+    }
+    CHECK_MSG(wrong == 0, "%s, %s: %lu of %lu differ", what, amp_dtype_name(added->t),
+        (unsigned long)wrong, (unsigned long)added->n);
+}
+/* Gradients that are added to are rounded once; those not wanted are left out. */
+static void test_mul_gradients(void) {
+    enum { N = 4 * 49 };
+    int t;
+    size_t repeat;
+    for (t = 0; t < 3; t++)
+        for (repeat = 1; repeat <= 49; repeat += 48) {
+            const size_t count = N / repeat;
+            buffer a = random_buffer(TYPES[t], N, 1), b = random_buffer(TYPES[t], count, 1), dy = random_buffer(AMP_F32, N, 1);
+            buffer da = random_buffer(TYPES[t], N, 1), db = random_buffer(TYPES[t], count, 1);
+            buffer old_a = make(TYPES[t], N), old_b = make(TYPES[t], count), want_a = make(AMP_F32, N), want_b = make(AMP_F32, count);
+            const amp_ref x = amp_ref_of(a.p, a.t), z = amp_ref_of(b.p, b.t), g = amp_ref_of(dy.p, dy.t);
+            memcpy(old_a.p, da.p, N * amp_dtype_size(a.t));
+            memcpy(old_b.p, db.p, count * amp_dtype_size(a.t));
+            CHECK(amp_mul_backward(g, x, z, AMP_NONE, AMP_NONE, 0, N, repeat, NULL) == AMP_OK);
+            CHECK(amp_mul_backward(g, x, z, amp_f32(want_a.p), AMP_NONE, AMP_ACCUMULATE_PARAMS, N, repeat, NULL) == AMP_OK);
+            CHECK(amp_mul_backward(g, x, z, AMP_NONE, amp_f32(want_b.p), AMP_ACCUMULATE_PARAMS, N, repeat, NULL) == AMP_OK);
+            CHECK(amp_mul_backward(g, x, z, amp_ref_of(da.p, da.t), amp_ref_of(db.p, db.t), AMP_ACCUMULATE_INPUT, N, repeat,
+                NULL) == AMP_OK);
+            check_added("da", &da, &old_a, &want_a);
+            check_added("db", &db, &old_b, &want_b);
+            finish(&a); finish(&b); finish(&dy); finish(&da); finish(&db);
+            finish(&old_a); finish(&old_b); finish(&want_a); finish(&want_b);
+        }
+}
+
 /* Many elements whose result begins anywhere in a cache line: the bits, in place too, are those of one that begins a
    line, and nothing is written beside them. Operators: the activations, their slopes, the sum, two losses' slopes. */
 enum { AWAY_GUARD = 64, AWAY_OPERATORS = 13, AWAY_TABLES = 4 * 65536 + 77 };
@@ -2114,7 +2189,10 @@ static void test_refusals(void) {
     for (i = 0; i < 64; i++) CHECK(y[i] == 42);
     CHECK(loss == 42);
 
+    REFUSED(amp_mul_forward(amp_f32(x), amp_f32(x), amp_f32(y), 4, 3, &e), AMP_ERR_SHAPE, "4 elements are not whole runs of 3");
+    REFUSED(amp_mul_backward(amp_f32(x), amp_f32(x), amp_f32(x), amp_f32(y), AMP_NONE, 0, 4, 0, &e), AMP_ERR_SHAPE, "runs of 0");
     /* Nothing to do is no error. */
+    CHECK(amp_mul_forward(AMP_NONE, AMP_NONE, AMP_NONE, 0, 7, &e) == AMP_OK);
     CHECK(amp_activation_forward(AMP_TANH, AMP_NONE, AMP_NONE, 0, &e) == AMP_OK);
     CHECK(amp_add_forward(AMP_NONE, AMP_NONE, AMP_NONE, 0, &e) == AMP_OK);
     CHECK(amp_dropout_forward(AMP_NONE, AMP_NONE, 0, 0.5f, 0, 0, &e) == AMP_OK);
@@ -2180,20 +2258,6 @@ static void test_self_test(void) {
 
 /* --- gradients that are added to --- */
 
-/* `wanted` in FP32 is what `added` was given: `old` + it, rounded once. */
-static void check_added(const char* what, const buffer* added, const buffer* old,
-        const buffer* wanted) {
-    size_t i, wrong = 0;
-    for (i = 0; i < added->n; i++) {
-        float sum = (float)get(old, i) + ((const float*)wanted->p)[i], got = (float)get(added, i);
-        buffer one = make(added->t, 1);
-        put(&one, 0, (double)sum);
-        wrong += get(&one, 0) != (double)got;
-        free(one.block);
-    }
-    CHECK_MSG(wrong == 0, "%s, %s: %lu of %lu differ", what, amp_dtype_name(added->t),
-        (unsigned long)wrong, (unsigned long)added->n);
-}
 /* A backward call that writes dx. */
 typedef struct one_call { int kind; const void* shape; amp_ref dy, saved; size_t rows, d; } one_call;
 static amp_result run_call(const one_call* c, amp_ref dx, int accumulate) {
@@ -2409,6 +2473,8 @@ static void run_all(void) {
     TEST(test_element_losses);
     TEST(test_dropout);
     TEST(test_add);
+    TEST(test_mul);
+    TEST(test_mul_gradients);
     TEST(test_away_from_a_line);
     TEST(test_concat);
     TEST(test_batch_norm);

@@ -193,6 +193,43 @@ static void test_add() {
         }
 }
 
+static void test_mul() {
+    for (amp_dtype a : TYPES) for (amp_dtype b : TYPES) for (amp_dtype c : TYPES)
+        for (size_t repeat : { 1, 3, 49, 1025, 9001 }) for (size_t count : { 1, 8, 43 }) {
+            const size_t n = count * repeat;
+            if (n > 99000) continue;
+            Tensor x(a, n, n % 5), z(b, count, count % 3), y(c, n, n % 2), dz(c, count);
+            x.fill(awkward);
+            z.fill(ordinary);
+            BOTH(amp_mul_forward(amp_ref_of(x.at(), a), amp_ref_of(z.at(), b), amp_ref_of(y.at(), c), n, repeat, nullptr),
+                 cuda->mul_forward(amp_ref_of(x.dev, a), amp_ref_of(z.dev, b), amp_ref_of(y.dev, c), n, repeat, nullptr));
+            CHECK_BITS(y, 0);
+            x.fill(ordinary);
+            y.fill(ordinary);
+            dz.fill(ordinary);
+            Tensor dx(c, n);
+            dx.fill(ordinary);
+            Bounded expected;
+            for (size_t i = 0; i < count; i++) {
+                double sum = 0, size = 0;
+                for (size_t j = i * repeat; j < (i + 1) * repeat; j++) {
+                    sum += (double)y[j] * (double)x[j];
+                    size += fabs((double)y[j] * (double)x[j]);
+                }
+                expected.add(sum, 5 * U * size);   /* a product, a tree of eight, the total */
+            }
+            expected = onto(expected, dz, 1);
+            BOTH(amp_mul_backward(amp_ref_of(y.at(), c), amp_ref_of(x.at(), a), amp_ref_of(z.at(), b), amp_ref_of(dx.at(), c),
+                amp_ref_of(dz.at(), c), AMP_ACCUMULATE_INPUT, n, repeat, nullptr),
+                 cuda->mul_backward(amp_ref_of(y.dev, c), amp_ref_of(x.dev, a), amp_ref_of(z.dev, b), amp_ref_of(dx.dev, c),
+                     amp_ref_of(dz.dev, c), AMP_ACCUMULATE_INPUT, n, repeat, nullptr));
+            CHECK_BITS(dx, 0);
+            check_bounded("db", dz, expected);
+            CHECK(cuda->mul_backward(amp_ref_of(y.dev, c), amp_ref_of(x.dev, a), amp_ref_of(z.dev, b), AMP_NONE, AMP_NONE, 0, n,
+                repeat, nullptr) == AMP_OK);
+        }
+}
+
 static void test_dropout() {
     static const uint64_t offsets[] = { 0, 1, 2, 3, 1000001, ~(uint64_t)0 - 1000 };
     for (amp_dtype a : TYPES) for (amp_dtype b : TYPES)
@@ -1780,6 +1817,13 @@ static const Operator OPERATORS[] = {
       [](const Call& c) { return cuda->add_forward(amp_ref_of(c.x, c.t), amp_ref_of(c.y, c.t),
           amp_ref_of(c.out, c.t), 16, c.exec); }, "a", "b", 0, "y",
       0, 0, 0, 0, 0 },
+    { "mul_forward",
+      [](const Call& c) { return cuda->mul_forward(amp_ref_of(c.x, c.t), amp_ref_of(c.y, c.t),
+          amp_ref_of(c.out, c.t), 16, 1, c.exec); }, "a", "b", 0, "y", 0, 0, 0, 0, 0 },
+    { "mul_backward",
+      [](const Call& c) { return cuda->mul_backward(amp_ref_of(c.x, c.t), amp_ref_of(c.y, c.t),
+          amp_ref_of(c.z, c.t), amp_ref_of(c.out, c.t), AMP_NONE, 0, 16, 4, c.exec); },
+      "dy", "a", "b", "da", 0, 0, 0, 1, 0 },
     { "concat_forward",
       [](const Call& c) { return cuda->concat_forward(amp_ref_of(c.x, c.t), 4,
           amp_ref_of(c.out, c.t), 4, 0, 4, c.exec); }, "x", 0, 0, "y",
@@ -2010,6 +2054,7 @@ int main(int argc, char** argv) {
     TEST(test_grid_stride);
     TEST(test_add);
     TEST(test_leaky_relu);
+    TEST(test_mul);
     TEST(test_dropout);
     TEST(test_dropout_position);
     TEST(test_concat);

@@ -891,7 +891,7 @@ static amp_value add_layer(amp_model* m) {
         case 8: return amp_leaky_relu(m, some_value(), byte() < 230 ? 0.1f : number_f());
         case 9: return amp_softmax(m, some_value());
         case 10: return amp_dropout(m, some_value(), byte() < 230 ? 0.3f : number_f());
-        case 11: a = some_value(); return amp_add(m, a, byte() & 1 ? a : some_value());
+        case 11: a = some_value(); return (byte() & 1 ? amp_add : amp_mul)(m, a, byte() & 1 ? a : some_value());
         case 12: a = some_value(); return amp_concat(m, a, byte() & 1 ? a : some_value());
         case 13: return amp_flatten(m, some_value());
         case 14: amp_autocast_push(m, byte() < 240 ? (amp_dtype)below(4) : type()); return none;

@@ -91,6 +91,7 @@ FORMS = {
     "layer_norm_backward": "rrrf..rg....", "activation_forward": ".rr..", "activation_backward": ".rrr0..",
     "leaky_relu_forward": "rr...", "leaky_relu_backward": "rrr0...",
     "softmax_forward": "rr...", "softmax_backward": "rrr0...", "dropout_forward": "rr.....", "add_forward": "rrr..",
+    "mul_forward": "rrr...", "mul_backward": "rrrrr0...",
     "concat_forward": "r.r....", "concat_backward": "r..r....", "softmax_cross_entropy_forward": "r.s....",
     "softmax_cross_entropy_backward": "r.s..r...", "mse_forward": "rr...", "mse_backward": "rr..r..",
     "bce_with_logits_forward": "rr...", "bce_with_logits_backward": "rr..r..",
@@ -390,6 +391,21 @@ def test_leaky_relu():
             check("leaky relu dx", dx, ref[1], 2 * U * ref[1].abs(), dtype=t)
 
 
+def test_mul():
+    for c, pixels, shared in [(5, 77, 0), (64, 49, 1), (3, 4, 1), (2, 3000, 1), (7, 1, 1)]:
+        for t in (F32, F16, BF16):
+            a, dy = normal(3, c, pixels, dtype=t), normal(3, c, pixels, dtype=t)
+            b = normal(3, c, 1 if shared else pixels, dtype=t)
+            ref = gradients(lambda a, b: a * b, (a, b), dy)
+            y, da, db, n = empty(*a.shape, dtype=t), empty(*a.shape, dtype=t), empty(*b.shape), a.numel()
+            repeat = n // b.numel()
+            call("amp_mul_forward", a, enum(t), b, enum(t), y, enum(t), n, repeat, None)
+            call("amp_mul_backward", dy, enum(t), a, enum(t), b, enum(t), da, enum(t), db, enum(F32), n, repeat, None)
+            check("mul y", y, ref[0], U * ref[0].abs(), dtype=t)
+            check("mul da", da, ref[1], U * ref[1].abs(), dtype=t)
+            check("mul db", db, ref[2], 2.0**-50 * (dy.double() * a.double()).abs().sum(2, keepdim=True))
+
+
 def test_softmax():
     for r, d in [(1, 1), (4, 10), (5, 100), (3, 1000), (2, 3001)]:
         for t in (F32, F16, BF16):
@@ -472,7 +488,7 @@ if __name__ == "__main__":
         sys.exit(__doc__)
     torch.set_num_threads(1)
     lib = ctypes.CDLL(sys.argv[1])
-    tests = [test_pool2d, test_batch_norm, test_layer_norm, test_activation, test_leaky_relu, test_softmax, test_add_concat_dropout, test_losses]
+    tests = [test_pool2d, test_batch_norm, test_layer_norm, test_activation, test_leaky_relu, test_mul, test_softmax, test_add_concat_dropout, test_losses]
     for test in [test_gemm, test_linear, test_conv2d] + tests:
         if test in tests or hasattr(lib, "amp_gemm"):
             test()
