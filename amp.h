@@ -39,6 +39,9 @@
                      amp_optimizer_step(&optimizer, &scaler, &info);   amp_scaler_update(&scaler);
           to stop:   amp_optimizer_save(&optimizer, &scaler, path, NULL, 0, NULL);
           to go on:  amp_optimizer_load.
+      amp_mixed is both in one object, which owns masters and moments: amp_mixed_init, then for each
+      step amp_mixed_scale and amp_mixed_step. FP32 arrays may stay: operands of amp_exec rounds
+      them inside of products.
    2. You want to train a network: amp_model_create, amp_conv2d, amp_relu, ..., amp_model_finalize,
       then amp_fit for a data set, or amp_train_step for each batch.
    3. You want to look: amp_model_print, amp_stats_collect, amp_report_svg, amp_history_svg.
@@ -1194,6 +1197,41 @@ AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr);
 /* Sets every gradient to zero, also inf and NaN. AMP_ERR_ARGUMENT before amp_optimizer_init. */
 AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o);
 
+/* --- both, in one object, for a training loop of your own --- */
+
+typedef struct amp_mixed_desc {
+    const amp_param* params;   /* copied, with names for those that have none. What is NULL of
+                                  master (then read from low), low (if low_dtype is given), m and v
+                                  (if needed, zeros) is the object's own memory */
+    int count;
+    amp_optimizer_desc optimizer;
+    amp_scaler_desc scaler;
+    amp_allocator allocator;
+    const amp_logger* logger;  /* of the optimizer and the scaler too, if they have none */
+} amp_mixed_desc;
+
+/* A plain struct. Its fields may be used as if alone: amp_optimizer_set_lr(&x.optimizer, lr),
+   x.optimizer.params[0].grad = g, x.scaler.state.skipped. */
+typedef struct amp_mixed {
+    amp_optimizer optimizer;
+    amp_scaler    scaler;
+    amp_allocator allocator;
+    void*         memory;
+} amp_mixed;
+
+/* Overwrites *x. Errors are those of amp_optimizer_init and amp_scaler_init, and AMP_ERR_MEMORY. */
+AMP_DEF amp_result amp_mixed_init(amp_mixed* x, const amp_mixed_desc* desc);
+/* Frees what init allocated; x may be NULL, or zeroed. */
+AMP_DEF void amp_mixed_free(amp_mixed* x);
+/* The low copy of the weights from p on, an address in a master; p itself if there is none. */
+AMP_DEF amp_ref amp_mixed_low(const amp_mixed* x, const float* p);
+/* seed times the loss scale: where your backward pass begins (1 for a mean loss, 1/n for a sum's).
+   A loss of inf or NaN makes the window unsound. NaN if x is NULL or zeroed memory. */
+AMP_DEF float amp_mixed_scale(amp_mixed* x, float loss, float seed);
+/* amp_optimizer_step, then amp_scaler_update: checks the gradients, then skips, or updates weights
+   and low copies; moves the scale. info may be NULL. */
+AMP_DEF amp_result amp_mixed_step(amp_mixed* x, amp_optimizer_info* info);
+
 /* >>model    A static graph: build it with calls that read like the maths, then finalize. */
 
 typedef struct amp_model amp_model;
@@ -1692,6 +1730,9 @@ AMP_DEF amp_result amp_optimizer_save(amp_optimizer* o, amp_scaler* s, const cha
     const amp_file_tensor* more, int count, const amp_file_desc* desc);
 AMP_DEF amp_result amp_optimizer_load(amp_optimizer* o, amp_scaler* s, const char* path,
     const amp_file_tensor* more, int count, const amp_file_desc* desc);
+/* The same of an amp_mixed, without more tensors. */
+AMP_DEF amp_result amp_mixed_save(amp_mixed* x, const char* path);
+AMP_DEF amp_result amp_mixed_load(amp_mixed* x, const char* path);
 
 #endif
 
@@ -1777,6 +1818,7 @@ static inline amp_result amp_convert_with(amp_ref dst, amp_ref src, size_t n,
     static inline amp_result name(type* x, const desc& d) { return name(x, &d); }
 AMPI_INIT(amp_policy_init, amp_policy, amp_policy_desc)
 AMPI_INIT(amp_scaler_init, amp_scaler, amp_scaler_desc)
+AMPI_INIT(amp_mixed_init, amp_mixed, amp_mixed_desc)
 AMPI_INIT(amp_model_create, amp_model*, amp_model_desc)
 static inline amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc& d,
     amp_param* params, int count) { return amp_optimizer_init(o, &d, params, count); }
@@ -11726,6 +11768,121 @@ AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o) {
     return AMP_OK;
 }
 
+/* --- optimizer and scaler in one object --- */
+enum { AMPI_MIXED_NAME = 16 };
+
+/* The next `bytes` of a block, zeros; without base they are counted only. A sum beyond size_t
+   becomes SIZE_MAX. */
+AMPI_FN void* ampi_mixed_take(char* base, size_t* at, size_t bytes) {
+    void* p = base ? base + *at : NULL;
+    if (!ampi_add_size(*at, ampi_round_up(bytes, 64), at)) *at = SIZE_MAX;
+    return p;
+}
+
+/* Gives parameter number i what it lacks, from a block that begins with `base` or, without base,
+   only counts its bytes. kind: an ampi_update_kind. */
+AMPI_FN void ampi_mixed_place(amp_param* p, int i, int kind, char* base, size_t* at) {
+    const size_t floats = p->count * sizeof(float);
+    if (!p->name) {
+        char* name = (char*)ampi_mixed_take(base, at, AMPI_MIXED_NAME);
+        if (name) ampi_say(name, AMPI_MIXED_NAME, "param%d", i);
+        p->name = name;
+    }
+    if (p->count > SIZE_MAX / 16) return;  /* will be refused */
+
+    if (p->low && !p->master) p->master = (float*)ampi_mixed_take(base, at, floats);
+    else if (p->master && !p->low && p->low_dtype)
+        p->low = ampi_mixed_take(base, at, floats / 2);
+    if (ampi_uses_m(kind) && !p->m) p->m = (float*)ampi_mixed_take(base, at, floats);
+    if (ampi_uses_v(kind) && !p->v) p->v = (float*)ampi_mixed_take(base, at, floats);
+}
+
+/* A copy of the desc's parameters with all they need, from a block that begins with `base`; without
+   base, NULL and the bytes of such a block. */
+AMPI_FN amp_param* ampi_mixed_params(const amp_mixed_desc* desc, char* base, size_t* bytes) {
+    const int kind = ampi_update_kind_of(&desc->optimizer);
+    size_t at = 0;
+    amp_param* params = (amp_param*)ampi_mixed_take(base, &at,
+        (size_t)desc->count * sizeof *params);
+    for (int i = 0; i < desc->count; i++) {
+        amp_param p = desc->params[i];
+        ampi_mixed_place(&p, i, kind, base, &at);
+        if (params) params[i] = p;
+    }
+    *bytes = at;
+    return params;
+}
+
+/* Makes optimizer and scaler of parameters that lack nothing, and fills masters and low copies. */
+AMPI_FN amp_result ampi_mixed_make(amp_mixed* x, const amp_mixed_desc* desc, amp_param* params) {
+    amp_optimizer_desc o = desc->optimizer;
+    amp_scaler_desc s = desc->scaler;
+    if (!o.logger) o.logger = desc->logger;
+    if (!s.logger) s.logger = desc->logger;
+    AMPI_TRY(ampi_optimizer_make(&x->optimizer, &o, params, desc->count, "amp_mixed_init"));
+    AMPI_TRY(amp_scaler_init(&x->scaler, &s));
+    for (int i = 0; i < desc->count; i++)
+        if (!desc->params[i].master)
+            ampi_load_f32(params[i].master, params[i].low, params[i].low_dtype, 0, params[i].count);
+    ampi_params_write_low(&x->optimizer);
+    return AMP_OK;
+}
+
+AMP_DEF amp_result amp_mixed_init(amp_mixed* x, const amp_mixed_desc* desc) {
+    const amp_logger* logger = desc ? desc->logger : NULL;
+    amp_mixed made;
+    size_t bytes;
+    AMPI_REFUSE_CALL(!x, AMP_ERR_ARGUMENT, "amp_mixed_init: the object is NULL");
+    AMPI_REFUSE_CALL(!desc || !desc->params || desc->count < 1, AMP_ERR_ARGUMENT,
+        "amp_mixed_init: there are no parameters");
+    AMPI_REFUSE_DESC(!desc->allocator.alloc != !desc->allocator.free,
+        "amp_mixed_init: allocator needs both alloc and free, or neither");
+
+    AMPI_CLEAR(made);
+    made.allocator = desc->allocator;
+    ampi_mixed_params(desc, NULL, &bytes);
+    if (bytes < SIZE_MAX) made.memory = ampi_alloc(bytes, &made.allocator);
+    AMPI_REFUSE_CALL(!made.memory, AMP_ERR_MEMORY,
+        "amp_mixed_init: out of memory, %llu bytes wanted", (ampi_ull)bytes);
+    memset(made.memory, 0, bytes);
+
+    const amp_result r = ampi_mixed_make(&made, desc,
+        ampi_mixed_params(desc, (char*)made.memory, &bytes));
+    if (r == AMP_OK) *x = made;
+    else ampi_free(made.memory, &made.allocator);
+    return r;
+}
+
+AMP_DEF void amp_mixed_free(amp_mixed* x) {
+    if (!x) return;
+    ampi_free(x->memory, &x->allocator);
+    AMPI_CLEAR(*x);
+}
+
+/* Looks for the master that p lies in. */
+AMP_DEF amp_ref amp_mixed_low(const amp_mixed* x, const float* p) {
+    const int count = x ? x->optimizer.count : 0;
+    for (int i = 0; i < count; i++) {
+        const amp_param* q = &x->optimizer.params[i];
+        const uintptr_t bytes = (uintptr_t)p - (uintptr_t)q->master;  /* large before it */
+        if (q->master && q->low && bytes < q->count * sizeof *p)
+            return ampi_from(amp_ref_of(q->low, q->low_dtype), bytes / sizeof *p);
+    }
+    return amp_f32(p);
+}
+
+AMP_DEF float amp_mixed_scale(amp_mixed* x, float loss, float seed) {
+    amp_scaler* s = x ? &x->scaler : NULL;
+    amp_scaler_scale_loss(s, loss);
+    return amp_scaler_scale_loss(s, seed);
+}
+
+AMP_DEF amp_result amp_mixed_step(amp_mixed* x, amp_optimizer_info* info) {
+    if (!x) return AMP_ERR_ARGUMENT;
+    AMPI_TRY(ampi_optimizer_call(&x->optimizer, &x->scaler, AMPI_STEPPED, "amp_mixed_step", info));
+    return amp_scaler_update(&x->scaler);
+}
+
 /* --- the self test: each probe fills `out` from uniform numbers x in [-2,2) --- */
 enum { AMPI_PROBE = 512 };  /* numbers in x and in out */
 
@@ -16592,6 +16749,21 @@ AMP_DEF amp_result amp_optimizer_save(amp_optimizer* o, amp_scaler* s, const cha
 AMP_DEF amp_result amp_optimizer_load(amp_optimizer* o, amp_scaler* s, const char* path,
         const amp_file_tensor* more, int count, const amp_file_desc* desc) {
     return ampi_checkpoint_do(AMPI_LOAD, NULL, o, s, path, more, count, desc, NULL);
+}
+
+/* Saves or loads the optimizer and the scaler of *x. */
+AMPI_FN amp_result ampi_mixed_do(int what, amp_mixed* x, const char* path) {
+    if (!x) return AMP_ERR_ARGUMENT;
+    const amp_file_desc desc = { x->allocator, &x->optimizer.logger };
+    return ampi_checkpoint_do(what, NULL, &x->optimizer, &x->scaler, path, NULL, 0, &desc, NULL);
+}
+
+AMP_DEF amp_result amp_mixed_save(amp_mixed* x, const char* path) {
+    return ampi_mixed_do(AMPI_SAVE, x, path);
+}
+
+AMP_DEF amp_result amp_mixed_load(amp_mixed* x, const char* path) {
+    return ampi_mixed_do(AMPI_LOAD, x, path);
 }
 
 #endif /* AMP_NO_STDIO */

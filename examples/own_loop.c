@@ -24,9 +24,8 @@ typedef struct MLP {
     int32_t targets[B];
     real inputs[B * PIXELS], hidden[B * HIDDEN], logits[B * CLASSES], dhidden[B * HIDDEN], dlogits[B * CLASSES];
     real params[PARAMS];
-    float probs[B * CLASSES], grads[PARAMS], m[PARAMS], v[PARAMS];
-    float pixels[B * PIXELS], master[PARAMS];
-    amp_param param; amp_optimizer optimizer; amp_scaler scaler;
+    float probs[B * CLASSES], grads[PARAMS];
+    float pixels[B * PIXELS]; amp_mixed mixed;   /* with FP32 master weights, moments, the loss scale */
 } MLP;
 
 /* out[B,OC] = inp[B,C] weight[OC,C]^T + bias[OC] */
@@ -88,18 +87,15 @@ static void mlp_backward(MLP* m, float dloss) {
 
 /* AdamW: lr 0.001, beta 0.9 and 0.999, eps 1e-8, weight decay 0.01 */
 static void mlp_update(MLP* m) {
-    amp_optimizer_step(&m->optimizer, &m->scaler, NULL);
-    amp_scaler_update(&m->scaler);
+    amp_mixed_step(&m->mixed, NULL);
 }
 
 static int mlp_init(MLP* m) {
-    const amp_logger logger = { amp_log_stderr, NULL };
-    const amp_optimizer_desc adamw = { .kind = AMP_ADAMW, .weight_decay = 0.01f, .logger = &logger };
-    const amp_scaler_desc dynamic = { .init_scale = 16777216.0f, .growth_interval = 100, .logger = &logger };
-    for (int i = 0; i < PARAMS; i++) m->master[i] = 0.1f * (amp_random_uniform(7, (uint64_t)i) - 0.5f);
-    m->param = (amp_param){ m->master, m->params, AMP_F16, m->grads, AMP_F32, m->m, m->v, PARAMS, 0, "mlp" };
-    return amp_optimizer_init(&m->optimizer, &adamw, &m->param, 1) == AMP_OK &&
-           amp_scaler_init(&m->scaler, &dynamic) == AMP_OK;
+    const amp_param all = { .low = m->params, .low_dtype = AMP_F16, .grad = m->grads, .count = PARAMS, .name = "mlp" };
+    for (int i = 0; i < PARAMS; i++) m->params[i] = amp_half_from_float(0.1f * amp_random_uniform(7, (uint64_t)i) - 0.05f);
+    return amp_mixed_init(&m->mixed, &(amp_mixed_desc){ .params = &all, .count = 1,
+        .optimizer = { .kind = AMP_ADAMW, .weight_decay = 0.01f }, .logger = &(amp_logger){ amp_log_stderr, NULL },
+        .scaler = { .init_scale = 16777216.0f, .growth_interval = 100 } }) == AMP_OK;
 }
 
 static int mlp_correct(const MLP* m) {
@@ -124,7 +120,7 @@ int main(void) {
     for (int step = 1; step <= STEPS; step++) {
         mlp_load(&m, &train, step * B);
         float loss = mlp_forward(&m);
-        mlp_backward(&m, amp_scaler_scale_loss(&m.scaler, 1.0f / B));
+        mlp_backward(&m, amp_mixed_scale(&m.mixed, loss, 1.0f / B));
         mlp_update(&m);
         if (step % 50 == 0) printf("step %3d  loss %.4f\n", step, (double)loss);
     }
@@ -133,8 +129,9 @@ int main(void) {
         mlp_forward(&m);
         correct += mlp_correct(&m);
     }
-    printf("loss scale %g, %d steps skipped\n", (double)m.scaler.state.scale, (int)m.scaler.state.skipped);
+    printf("loss scale %g, %d steps skipped\n", (double)m.mixed.scaler.state.scale, (int)m.mixed.scaler.state.skipped);
     printf("accuracy %.2f %%\n", 100.0 * correct / TEST);
+    amp_mixed_free(&m.mixed);
     data_free(&train);
     data_free(&test);
     return 0;

@@ -1803,6 +1803,50 @@ static int same_loops(const own_loop* a, const own_loop* b) {
            && !memcmp(a->optimizer.groups, b->optimizer.groups, sizeof a->optimizer.groups);
 }
 
+/* One object saves and loads what a loop's optimizer and scaler would, and goes on with the same bits. */
+static void test_mixed(void) {
+    const char* path = in_folder("mixed.safetensors");
+    static float w[2][50], g[50];
+    amp_mixed x[2];
+    int i, k, t;
+    for (k = 0; k < 2; k++) {
+        amp_param p;
+        amp_mixed_desc d;
+        memset(&p, 0, sizeof p);
+        memset(&d, 0, sizeof d);
+        p.master = w[k]; p.grad = g; p.count = 50; p.low_dtype = AMP_F16;
+        d.params = &p; d.count = 1; d.optimizer.kind = AMP_ADAM; d.logger = &LISTENER;
+        d.allocator.alloc = failing_alloc; d.allocator.free = failing_free;
+        d.scaler.growth_interval = 4;
+        CHECK(amp_mixed_init(&x[k], &d) == AMP_OK);
+    }
+    for (t = 0; t < 20; t++) {
+        for (k = 0; k < 2; k++) {
+            const float scale = amp_mixed_scale(&x[k], 1.0f, 1.0f);
+            for (i = 0; i < 50; i++) g[i] = scale * amp_random_uniform(3, (uint64_t)(50 * t + i + (t < 10 ? 1000 * k : 0)));
+            if (t == 5) put_bits(g, 0x7fc00000u);
+            CHECK(amp_mixed_step(&x[k], NULL) == AMP_OK);
+        }
+        if (t == 9) {
+            CHECK(memcmp(w[0], w[1], sizeof *w) != 0);
+            CHECK_MSG(amp_mixed_save(&x[0], path) == AMP_OK, "%s", heard);
+            CHECK_MSG(amp_mixed_load(&x[1], path) == AMP_OK, "%s", heard);
+        }
+        if (t < 9) continue;
+        CHECK(memcmp(w[0], w[1], sizeof *w) == 0 && memcmp(x[0].optimizer.params->low, x[1].optimizer.params->low, 100) == 0);
+        CHECK(x[0].scaler.state.applied == t && x[1].scaler.state.applied == t && x[1].scaler.state.skipped == 1);
+        CHECK(to_bits(x[0].scaler.state.scale) == to_bits(x[1].scaler.state.scale));
+    }
+    amp_mixed_scale(&x[0], 1.0f, 1.0f);
+    CHECK(amp_mixed_save(&x[0], path) == AMP_ERR_STATE);
+    CHECK(amp_mixed_load(&x[1], in_folder("none.safetensors")) == AMP_ERR_IO);
+    CHECK(amp_mixed_save(NULL, path) == AMP_ERR_ARGUMENT && amp_mixed_load(NULL, path) == AMP_ERR_ARGUMENT);
+    for (k = 0; k < 2; k++) amp_mixed_free(&x[k]);
+    CHECK(amp_mixed_save(&x[0], path) == AMP_ERR_ARGUMENT);
+    CHECK(alloc_live == 0);
+    remove(path);
+}
+
 static void test_own_loop(void) {
     const char* path = in_folder("loop.safetensors");
     static own_loop a, b;
@@ -2071,6 +2115,7 @@ int main(int argc, char** argv) {
     TEST(test_load_weights_of_module);
     TEST(test_saved_switch);
     TEST(test_frozen_norm);
+    TEST(test_mixed);
     TEST(test_own_loop);
     TEST(test_own_loop_refusals);
     TEST(test_long_names);

@@ -1533,6 +1533,181 @@ static void zero_grad_over_nan(void) {
     for (i = 0; i < N; i++) CHECK(to_bits(b.g[i]) == 0 && b.g16[i] == 0);
 }
 
+/* --- mixed precision in one object ------------------------------------------------------------------ */
+
+/* Weights of three kinds: FP32 with a low copy, FP32 alone, 16-bit with a master; and their gradients. */
+enum { MIXED = 3, MIXED_COUNT = 70 };
+typedef struct mixed_arrays {
+    float w[2][MIXED_COUNT], g[MIXED][MIXED_COUNT];
+    amp_half low[MIXED_COUNT];
+} mixed_arrays;
+
+static void mixed_fill(mixed_arrays* a, amp_param* p) {
+    int i, k;
+    memset(a, 0, sizeof *a);
+    memset(p, 0, MIXED * sizeof *p);
+    for (i = 0; i < MIXED_COUNT; i++) {
+        for (k = 0; k < 2; k++) a->w[k][i] = amp_random_uniform(1, (uint64_t)(i + 100 * k)) - 0.5f;
+        a->low[i] = amp_half_from_float(amp_random_uniform(2, (uint64_t)i) - 0.5f);
+    }
+    for (i = 0; i < MIXED; i++) { p[i].grad = a->g[i]; p[i].count = MIXED_COUNT; }
+    p[0].master = a->w[0]; p[0].low_dtype = AMP_BF16;
+    p[1].master = a->w[1];
+    p[2].low = a->low; p[2].low_dtype = AMP_F16;
+}
+/* A gradient of step t, times the scale; every seventh step one is infinite. */
+static void mixed_gradients(mixed_arrays* a, int t, float scale) {
+    int i, k;
+    for (k = 0; k < MIXED; k++)
+        for (i = 0; i < MIXED_COUNT; i++)
+            a->g[k][i] = scale * (amp_random_uniform((uint64_t)t, (uint64_t)(i + k * MIXED_COUNT)) - 0.5f);
+    if (t % 7 == 3) put_bits(&a->g[1][5], 0x7f800000u);
+}
+static amp_mixed_desc mixed_desc(const amp_param* p, amp_optimizer_kind kind) {
+    amp_mixed_desc d;
+    memset(&d, 0, sizeof d);
+    d.params = p; d.count = MIXED; d.optimizer.kind = kind; d.optimizer.momentum = kind == AMP_SGD ? 0.9f : 0.0f;
+    d.scaler.growth_interval = 3;
+    d.logger = &LISTENER;
+    d.allocator.alloc = failing_alloc; d.allocator.free = failing_free;
+    return d;
+}
+
+/* The object does what a loop by hand does with a scaler and an optimizer, bit for bit. */
+static void mixed_same_bits(void) {
+    static mixed_arrays by_hand, in_one;
+    static float master[MIXED_COUNT], m[MIXED][MIXED_COUNT], v[MIXED][MIXED_COUNT];
+    static amp_bfloat16 low[MIXED_COUNT];
+    int kind, t, i;
+    for (kind = AMP_SGD; kind <= AMP_RMSPROP; kind++) {
+        amp_param p[MIXED], q[MIXED];
+        amp_mixed mixed;
+        amp_mixed_desc d;
+        amp_optimizer o;
+        amp_scaler s;
+        mixed_fill(&by_hand, p);
+        mixed_fill(&in_one, q);
+        d = mixed_desc(q, (amp_optimizer_kind)kind);
+        CHECK_MSG(amp_mixed_init(&mixed, &d) == AMP_OK, "%s", heard);
+        memset(m, 0, sizeof m); memset(v, 0, sizeof v);
+        amp_convert(amp_f32(master), amp_f16(by_hand.low), MIXED_COUNT);
+        for (i = 0; i < MIXED; i++) { p[i].m = m[i]; p[i].v = v[i]; }
+        p[0].low = low; p[2].master = master;
+        CHECK(amp_optimizer_init(&o, &d.optimizer, p, MIXED) == AMP_OK && amp_scaler_init(&s, &d.scaler) == AMP_OK);
+        for (t = 0; t < 30; t++) {
+            const float scale = amp_scaler_scale_loss(&s, 0.5f), seed = amp_mixed_scale(&mixed, 1.0f, 0.5f);
+            amp_optimizer_info info, other;
+            CHECK(to_bits(scale) == to_bits(seed));
+            mixed_gradients(&by_hand, t, scale);
+            mixed_gradients(&in_one, t, seed);
+            CHECK(amp_optimizer_step(&o, &s, &info) == AMP_OK && amp_scaler_update(&s) == AMP_OK);
+            CHECK(amp_mixed_step(&mixed, &other) == AMP_OK);
+            CHECK(other.applied == (t % 7 != 3) && memcmp(&info, &other, offsetof(amp_optimizer_info, overflow)) == 0);
+            CHECK(memcmp(by_hand.w, in_one.w, sizeof in_one.w) == 0);
+            CHECK(memcmp(by_hand.low, in_one.low, sizeof in_one.low) == 0);
+            CHECK(memcmp(low, mixed.optimizer.params[0].low, sizeof low) == 0);
+            CHECK(memcmp(master, mixed.optimizer.params[2].master, sizeof master) == 0);
+            CHECK(memcmp(&s.state, &mixed.scaler.state, sizeof s.state) == 0);
+        }
+        CHECK(mixed.scaler.state.skipped == 4 && mixed.optimizer.params[1].low == NULL);
+        CHECK((mixed.optimizer.params[0].m != NULL) == (kind != AMP_RMSPROP));
+        CHECK((mixed.optimizer.params[0].v != NULL) == (kind != AMP_SGD));
+        amp_mixed_free(&mixed);
+        CHECK(alloc_live == 0 && mixed.memory == NULL);
+    }
+}
+
+/* An address among the masters gives the element of the low copy; any other one itself. */
+static void mixed_low_copies(void) {
+    static mixed_arrays a;
+    amp_param p[MIXED];
+    amp_mixed mixed;
+    amp_mixed_desc d;
+    amp_ref x;
+    mixed_fill(&a, p);
+    d = mixed_desc(p, AMP_SGD);
+    CHECK(amp_mixed_init(&mixed, &d) == AMP_OK);
+    x = amp_mixed_low(&mixed, a.w[0] + 7);
+    CHECK(x.dtype == AMP_BF16 && value_at(x.data, x.dtype, 0) == (double)amp_bfloat16_to_float(amp_bfloat16_from_float(a.w[0][7])));
+    x = amp_mixed_low(&mixed, a.w[0] + MIXED_COUNT - 1);
+    CHECK(x.dtype == AMP_BF16 && (char*)x.data == (char*)mixed.optimizer.params[0].low + 2 * (MIXED_COUNT - 1));
+    x = amp_mixed_low(&mixed, a.w[1]);
+    CHECK(x.dtype == AMP_F32 && x.data == a.w[1]);
+    x = amp_mixed_low(&mixed, a.g[0]);
+    CHECK(x.dtype == AMP_F32 && x.data == a.g[0]);
+    x = amp_mixed_low(NULL, a.g[0]);
+    CHECK(x.dtype == AMP_F32 && x.data == a.g[0]);
+    CHECK(strcmp(mixed.optimizer.params[2].name, "param2") == 0);
+    amp_mixed_free(&mixed);
+}
+
+/* A loss of NaN skips the step and leaves the scale; a call in the wrong order is refused. */
+static void mixed_windows(void) {
+    static mixed_arrays a;
+    static const mixed_arrays zeros;
+    amp_param p[MIXED];
+    amp_mixed mixed;
+    amp_mixed_desc d;
+    amp_optimizer_info info;
+    mixed_fill(&a, p);
+    d = mixed_desc(p, AMP_SGD);
+    CHECK(amp_mixed_init(&mixed, &d) == AMP_OK);
+    check_refused(amp_mixed_step(&mixed, NULL), AMP_ERR_STATE,
+                  "amp_mixed_step: no loss was scaled since the last update");
+    CHECK(amp_mixed_scale(&mixed, from_bits(0x7fc00000u), 2.0f) == 131072.0f);
+    CHECK(amp_mixed_step(&mixed, &info) == AMP_OK && !info.applied && info.overflow.unsound);
+    CHECK(mixed.scaler.state.scale == 65536.0f && mixed.scaler.state.skipped == 1);
+    amp_mixed_free(&mixed);
+    amp_mixed_free(&mixed);
+    amp_mixed_free(NULL);
+    CHECK(amp_mixed_step(&mixed, NULL) == AMP_ERR_ARGUMENT && amp_mixed_step(NULL, NULL) == AMP_ERR_ARGUMENT);
+    CHECK(to_bits(amp_mixed_scale(&mixed, 1.0f, 1.0f)) == 0x7fc00000u && to_bits(amp_mixed_scale(NULL, 1.0f, 1.0f)) == 0x7fc00000u);
+    CHECK(memcmp(a.g, zeros.g, sizeof a.g) == 0);
+}
+
+/* What init refuses: a sentence, nothing allocated, the object as it was. */
+static void mixed_refusals(void) {
+    static mixed_arrays a;
+    amp_param p[MIXED];
+    amp_mixed mixed, before;
+    amp_mixed_desc d;
+    long k;
+    mixed_fill(&a, p);
+    memset(&mixed, 0x5a, sizeof mixed);
+    before = mixed;
+#define REFUSE(change, code, sentence) \
+    do { \
+        mixed_fill(&a, p); \
+        d = mixed_desc(p, AMP_ADAM); \
+        change; \
+        check_refused(amp_mixed_init(&mixed, &d), code, sentence); \
+        CHECK(alloc_live == 0 && memcmp(&mixed, &before, sizeof mixed) == 0); \
+    } while (0)
+    REFUSE(d.params = NULL, AMP_ERR_ARGUMENT, "amp_mixed_init: there are no parameters");
+    REFUSE(d.count = 0, AMP_ERR_ARGUMENT, "amp_mixed_init: there are no parameters");
+    REFUSE(d.allocator.free = NULL, AMP_ERR_DESC, "amp_mixed_init: allocator needs both alloc and free, or neither");
+    REFUSE(p[1].grad = NULL, AMP_ERR_ARGUMENT, "optimizer: parameter 1 (param1): grad is NULL");
+    REFUSE(p[1].master = NULL, AMP_ERR_ARGUMENT, "optimizer: parameter 1 (param1): neither master nor low is given");
+    REFUSE(p[0].low_dtype = AMP_F64, AMP_ERR_DTYPE, "optimizer: parameter 0 (param0): low_dtype must be F16 or BF16");
+    REFUSE(p[2].low_dtype = AMP_F32, AMP_ERR_DTYPE, "optimizer: parameter 2 (param2): low_dtype must be F16 or BF16");
+    REFUSE(p[1].count = SIZE_MAX / 8, AMP_ERR_ARGUMENT,
+           "optimizer: parameter 1 (param1): no memory holds that many elements");
+    REFUSE(p[1].master = a.g[0], AMP_ERR_ARGUMENT,
+           "optimizer: grad of parameter 0 (param0) and master of parameter 1 (param1) overlap in memory");
+    REFUSE(d.optimizer.lr = -2.0f, AMP_ERR_DESC, "optimizer: lr -2 must be finite and not negative");
+    REFUSE(d.scaler.init_scale = -1.0f, AMP_ERR_DESC, "scaler: init_scale -1 must be finite and greater than 2^-128");
+    mixed_fill(&a, p);
+    d = mixed_desc(p, AMP_ADAM);
+    fail_at_call(1);
+    CHECK(amp_mixed_init(&mixed, &d) == AMP_ERR_MEMORY && strstr(heard, "amp_mixed_init: out of memory, ") == heard);
+    fail_at_call(0);
+    for (k = 0; k < MIXED; k++) p[k].count = SIZE_MAX / 16;
+    CHECK(amp_mixed_init(&mixed, &d) == AMP_ERR_MEMORY && strstr(heard, "amp_mixed_init: ") == heard);
+    CHECK(amp_mixed_init(NULL, &d) == AMP_ERR_ARGUMENT && amp_mixed_init(&mixed, NULL) == AMP_ERR_ARGUMENT);
+    CHECK(alloc_live == 0 && memcmp(&mixed, &before, sizeof mixed) == 0);
+#undef REFUSE
+}
+
 int main(int argc, char** argv) {
     TEST_BEGIN(argc, argv);
     TEST(textbook_agreement);
@@ -1574,5 +1749,9 @@ int main(int argc, char** argv) {
     TEST(defaults);
     TEST(lamb_zero_norms);
     TEST(zero_grad_over_nan);
+    TEST(mixed_same_bits);
+    TEST(mixed_low_copies);
+    TEST(mixed_windows);
+    TEST(mixed_refusals);
     TEST_END();
 }

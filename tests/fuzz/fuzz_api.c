@@ -822,6 +822,56 @@ static void limited_free(void* ptr, void* user_data) {
     free(p);
 }
 
+/* One object with an optimizer and a scaler, of parameters that lack some of their arrays. */
+static void try_mixed(void) {
+    amp_param_group groups[AMP_MAX_GROUPS];
+    amp_param params[3];
+    amp_mixed_desc d;
+    amp_mixed x, old;
+    amp_optimizer_info info;
+    amp_result r;
+    int i;
+    memset(groups, 0, sizeof groups);
+    memset(&d, 0, sizeof d);
+    memset(&x, 0xa5, sizeof x);
+    memset(&old, 0xa5, sizeof old);
+    some_optimizer_desc(&d.optimizer, groups);
+    some_params(params, 3);
+    for (i = 0; i < 3; i++) {
+        if (byte() & 1) params[i].m = NULL;
+        if (byte() & 1) params[i].v = NULL;
+        if (byte() >= 250) params[i].count = SIZE_MAX / 16 + below(3);   /* refused, or no memory holds it */
+    }
+    if (byte() >= 200) some_scaler_desc(&d.scaler);
+    d.params = byte() >= 250 ? NULL : params;
+    d.count = byte() >= 250 ? number(-1, 2) : 1 + (int)below(3);
+    if (d.count > 3) d.count = -1;
+    d.logger = &logger;
+    allowed = byte() >= 240 ? 0 : -1;
+    d.allocator.alloc = limited_alloc;
+    if (byte() < 250) d.allocator.free = limited_free;
+    refusals = 0;
+    r = amp_mixed_init(byte() >= 250 ? NULL : &x, &d);
+    if (r != AMP_OK) {
+        if (memcmp(&x, &old, sizeof x) != 0 || given != 0) give_up("a refused init has left something");
+        settle(r);
+        return;
+    }
+    for (i = 0; i < 12 && left; i++) {
+        unsigned what = below(4);
+        refusals = 0;
+        r = AMP_OK;
+        if (what == 0) (void)amp_mixed_scale(&x, number_f(), number_f());
+        else if (what == 1) r = amp_mixed_step(&x, byte() & 1 ? &info : NULL);
+        else if (what == 2) (void)amp_mixed_low(&x, params[below(3)].master);
+        else r = amp_optimizer_set_lr(&x.optimizer, number_f());
+        if (r != AMP_OK && refusals == 0) give_up("amp_mixed refused without a sentence");
+    }
+    amp_mixed_free(&x);
+    if (given != 0) give_up("amp_mixed_free has left memory");
+    settle(AMP_OK);
+}
+
 static amp_value values[64];
 static int value_count;
 static amp_value some_value(void) {
@@ -1031,7 +1081,7 @@ int LLVMFuzzerTestOneInput(const unsigned char* data, size_t n);
 int LLVMFuzzerTestOneInput(const unsigned char* data, size_t n) {
     static void (*const parts[])(void) = {
         try_convert, try_gemm, try_gemm_batched, try_linear, try_conv, try_pool, try_batch_norm, try_rows, try_elements, try_losses,
-        try_scaler, try_scaler, try_optimizer, try_policy, try_stats, try_graph, try_graph
+        try_scaler, try_scaler, try_optimizer, try_mixed, try_policy, try_stats, try_graph, try_graph
     };
     input = data;
     left = n;
