@@ -449,7 +449,11 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* s, amp_ref dy, am
 
 /* --- pooling --- */
 
-typedef AMPI_ENUM(amp_pool) { AMP_POOL_MAX = 0, AMP_POOL_AVERAGE = 1 } amp_pool;
+/* SUM is an average that divides by 1. Its backward call is nearest upsampling by the kernel's size;
+   its forward call is the gradient of that. */
+typedef AMPI_ENUM(amp_pool) {
+    AMP_POOL_MAX = 0, AMP_POOL_AVERAGE = 1, AMP_POOL_SUM = 2
+} amp_pool;
 
 /* x[N,C,H,W] -> y[N,C,OH,OW], OH = (H + pad_h + pad_end_h - kernel_h) / stride_h + 1. Padding never
    wins a maximum; an average counts padding as zeros unless exclude_pad. A global pool has kernel =
@@ -471,7 +475,7 @@ AMP_DEF amp_result amp_pool2d_output(const amp_pool2d_shape* s, int* out_h, int*
 AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, amp_ref x, amp_ref y,
     const amp_exec* exec);
 /* dx from dy. The gradient of a maximum goes to the first position that holds it; x may be NULL for
-   an average. */
+   an average or sum. */
 AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, amp_ref dy, amp_ref x,
     amp_ref dx, int accumulate, const amp_exec* exec);
 
@@ -666,7 +670,8 @@ AMP_DEF amp_result amp_bce_with_logits_backward(amp_ref x, amp_ref target,
     X(SILU,       "silu",       FOLLOW,  LOW,     PLAIN,  INPUT,  GRAD) \
     X(HARD_SWISH, "hard_swish", FOLLOW,  LOW,     PLAIN,  INPUT,  GRAD) \
     X(LEAKY_RELU, "leaky_relu", FOLLOW,  LOW,     PLAIN,  OUTPUT, BOTH) \
-    X(MUL,        "mul",        PROMOTE, LOW,     PLAIN,  INPUT,  NONE)
+    X(MUL,        "mul",        PROMOTE, LOW,     PLAIN,  INPUT,  NONE) \
+    X(UPSAMPLE,   "upsample",   FOLLOW,  LOW,     PLAIN,  NONE,   NONE)
 #define AMPI_X(name, ...) AMP_OP_##name,
 typedef AMPI_ENUM(amp_op) { AMP_OP_LIST(AMPI_X) } amp_op;
 #undef AMPI_X
@@ -709,6 +714,7 @@ enum { AMP_STYLE_COUNT = 0 AMP_STYLE_LIST(AMPI_COUNT) };
     X(MINDSPORE, O1, RELU, LOW) \
     X(APEX, O1, GELU, FP32) \
     X(APEX, O1, GELU_TANH, FP32) \
+    X(APEX, O1, UPSAMPLE, FP32) \
     X(APEX, O2, LAYER_NORM, LOW) \
     X(NNABLA, O2, SOFTMAX, FP32) \
     X(NNABLA, O2, BATCH_NORM, LOW) \
@@ -1348,6 +1354,8 @@ AMP_DEF amp_value amp_max_pool2d(amp_model* m, amp_value x, int kernel);  /* str
 AMP_DEF amp_value amp_avg_pool2d(amp_model* m, amp_value x, int kernel);
 AMP_DEF amp_value amp_pool2d_with(amp_model* m, amp_value x, const amp_pool2d_desc* desc);
 AMP_DEF amp_value amp_global_avg_pool2d(amp_model* m, amp_value x);  /* [N,C,1,1] */
+/* nearest: a pixel becomes factor x factor of them */
+AMP_DEF amp_value amp_upsample(amp_model* m, amp_value x, int factor);
 AMP_DEF amp_value amp_batch_norm(amp_model* m, amp_value x);
 AMP_DEF amp_value amp_batch_norm_with(amp_model* m, amp_value x, const amp_norm_desc* desc);
 /* over C*H*W */
@@ -7820,7 +7828,8 @@ typedef struct ampi_pool_side {
 
 /* A checked shape with its defaults. A plane is one channel of one image. */
 typedef struct ampi_pool_plan {
-    int max, exclude_pad;      /* maxima, not averages? do averages divide by pixels of x alone? */
+    int max, sum, exclude_pad; /* maxima, or sums, not averages? do averages divide by pixels of x
+                                  alone? */
     ampi_pool_side h, w;
     size_t planes, x_n, y_n;   /* planes; elements of x, of y */
 } ampi_pool_plan;
@@ -7844,8 +7853,8 @@ AMPI_FN ampi_pool_side ampi_pool_side_of(int size, int kernel, int stride, int p
    pixels leave `out` an int. */
 AMPI_FN amp_result ampi_pool_check(const amp_pool2d_shape* s, int end_h, int end_w,
         const amp_logger* logger) {
-    AMPI_REFUSE_CALL(s->kind != AMP_POOL_MAX && s->kind != AMP_POOL_AVERAGE, AMP_ERR_DESC,
-        "pool2d: kind %d is neither maximum nor average", (int)s->kind);
+    AMPI_REFUSE_CALL((unsigned)s->kind > AMP_POOL_SUM, AMP_ERR_DESC,
+        "pool2d: kind %d is not an amp_pool", (int)s->kind);
     AMPI_REFUSE_CALL(s->n < 1 || s->channels < 1 || s->height < 1 || s->width < 1
         || (int64_t)s->height * s->width >= INT32_MAX, AMP_ERR_SHAPE,
         "pool2d: input %dx%dx%dx%d needs sizes >= 1 and planes below 2^31-1", s->n, s->channels,
@@ -7873,6 +7882,7 @@ AMPI_FN amp_result ampi_pool_plan_make(const amp_pool2d_shape* s, ampi_pool_plan
     AMPI_TRY(ampi_pool_check(s, end_h, end_w, logger));
 
     p->max = s->kind == AMP_POOL_MAX;
+    p->sum = s->kind == AMP_POOL_SUM;
     p->exclude_pad = s->exclude_pad != 0;
     p->h = ampi_pool_side_of(s->height, s->kernel_h, s->stride_h, s->pad_h, end_h);
     p->w = ampi_pool_side_of(s->width, s->kernel_w, s->stride_w, s->pad_w, end_w);
@@ -7922,8 +7932,9 @@ AMPI_FN ampi_span ampi_window_range(ampi_pool_side side, int first, int last) {
     return s;
 }
 
-/* How many pixels the average of window (oh, ow) divides by. */
+/* What the sum of window (oh, ow) is divided by: the pixels of an average, or 1. */
 AMPI_HD AMPI_INLINE float ampi_pool_count(const ampi_pool_plan* p, int oh, int ow) {
+    if (p->sum) return 1.0f;
     ampi_span rows = ampi_window(p->h, oh), columns = ampi_window(p->w, ow);
     if (!p->exclude_pad) return (float)((double)p->h.kernel * (double)p->w.kernel);
     return (float)((double)(rows.last - rows.first) * (double)(columns.last - columns.first));
@@ -8306,10 +8317,11 @@ AMPI_FN int ampi_pool_is_quads(const ampi_pool_plan* p) {
         && p->w.size == 2 * p->w.out && p->w.out <= AMPI_PART / 4;
 }
 
-/* `rows` rows of `ow` windows of 2x2 take their averages or maxima to y, or the place of their
-   maxima, 2 * row + column, to `at`. columns: each window's columns are summed first. */
-AMPI_INLINE void ampi_quads_take(ampi_pool_task task, int columns, float* AMPI_RESTRICT y,
-        uint32_t* AMPI_RESTRICT at, const float* AMPI_RESTRICT x, size_t ow, size_t rows) {
+/* `rows` rows of `ow` windows of 2x2 take their sums, times `share`, or maxima to y. The place of a
+   maximum, 2 * row + column, goes to `at`. columns: each window's columns are summed first. */
+AMPI_INLINE void ampi_quads_take(ampi_pool_task task, int columns, float share,
+        float* AMPI_RESTRICT y, uint32_t* AMPI_RESTRICT at, const float* AMPI_RESTRICT x, size_t ow,
+        size_t rows) {
     for (; rows > 0; rows--, x += 4 * ow, y += ow, at += ow)
         for (size_t i = 0; i < ow; i += AMPI_LANES) {
             const uint32_t* const in = ampi_lanes_in(ow - i);
@@ -8322,8 +8334,8 @@ AMPI_INLINE void ampi_quads_take(ampi_pool_task task, int columns, float* AMPI_R
 
                 /* 0 + makes -0 to 0, as sums that begin with 0 do */
                 if (task == AMPI_POOL_TAKE_SUM && columns)
-                    y[i + l] = (0.0f + a + c + (b + d)) / 4.0f;
-                else if (task == AMPI_POOL_TAKE_SUM) y[i + l] = (0.0f + a + b + c + d) / 4.0f;
+                    y[i + l] = (0.0f + a + c + (b + d)) * share;
+                else if (task == AMPI_POOL_TAKE_SUM) y[i + l] = (0.0f + a + b + c + d) * share;
                 else if (task == AMPI_POOL_TAKE_MAX)
                     y[i + l] = ampi_pool_larger(d, ampi_pool_larger(c, ampi_pool_larger(b, a)));
                 else {
@@ -8340,9 +8352,9 @@ AMPI_INLINE void ampi_quads_take(ampi_pool_task task, int columns, float* AMPI_R
         }
 }
 
-/* `rows` rows of `ow` windows give dy to dx: to the pixel at place at[], or a quarter to each. The
-   upper pixels of a row of windows come first, then the lower ones. */
-AMPI_INLINE void ampi_quads_give(ampi_pool_task task, float* AMPI_RESTRICT dx,
+/* `rows` rows of `ow` windows give dy to dx: to the pixel at place at[], or times `share` to each.
+   The upper pixels of a row of windows come first, then the lower ones. */
+AMPI_INLINE void ampi_quads_give(ampi_pool_task task, float share, float* AMPI_RESTRICT dx,
         const uint32_t* AMPI_RESTRICT at, const float* AMPI_RESTRICT dy, size_t ow, size_t rows) {
     const int max = task == AMPI_POOL_GIVE_MAX;
     size_t i, l;
@@ -8351,7 +8363,7 @@ AMPI_INLINE void ampi_quads_give(ampi_pool_task task, float* AMPI_RESTRICT dx,
         for (place = 0; place < 4; place += 2, dx += 2 * ow)
             for (i = 0; i < ow; i += AMPI_LANES)
                 for (l = 0; l < AMPI_LANES; l++) {
-                    const float g = max ? dy[i + l] : dy[i + l] / 4.0f;
+                    const float g = max ? dy[i + l] : dy[i + l] * share;
                     dx[2 * (i + l)] = 0.0f + (max ? ampi_and(g, ampi_mask(at[i + l] == place)) : g);
                     dx[2 * (i + l) + 1] = 0.0f + (max ? ampi_and(g,
                         ampi_mask(at[i + l] == place + 1)) : g);
@@ -8359,15 +8371,19 @@ AMPI_INLINE void ampi_quads_give(ampi_pool_task task, float* AMPI_RESTRICT dx,
 }
 
 /* A task of ampi_quads_take or ampi_quads_give, with task and columns as constants. */
-AMPI_KERNEL(ampi_pool_quads, (ampi_pool_task task, int columns, float* to, uint32_t* at,
-        const float* from, size_t ow, size_t rows), task, columns, to, at, from, ow, rows) {
-    if (task == AMPI_POOL_TAKE_MAX) ampi_quads_take(AMPI_POOL_TAKE_MAX, 0, to, at, from, ow, rows);
-    else if (task == AMPI_POOL_SEARCH) ampi_quads_take(AMPI_POOL_SEARCH, 0, to, at, from, ow, rows);
+AMPI_KERNEL(ampi_pool_quads, (ampi_pool_task task, int columns, float share, float* to,
+        uint32_t* at, const float* from, size_t ow, size_t rows), task, columns, share, to, at,
+        from, ow, rows) {
+    if (task == AMPI_POOL_TAKE_MAX)
+        ampi_quads_take(AMPI_POOL_TAKE_MAX, 0, share, to, at, from, ow, rows);
+    else if (task == AMPI_POOL_SEARCH)
+        ampi_quads_take(AMPI_POOL_SEARCH, 0, share, to, at, from, ow, rows);
     else if (task == AMPI_POOL_GIVE_MAX)
-        ampi_quads_give(AMPI_POOL_GIVE_MAX, to, at, from, ow, rows);
-    else if (task == AMPI_POOL_GIVE) ampi_quads_give(AMPI_POOL_GIVE, to, at, from, ow, rows);
-    else if (columns) ampi_quads_take(AMPI_POOL_TAKE_SUM, 1, to, at, from, ow, rows);
-    else ampi_quads_take(AMPI_POOL_TAKE_SUM, 0, to, at, from, ow, rows);
+        ampi_quads_give(AMPI_POOL_GIVE_MAX, share, to, at, from, ow, rows);
+    else if (task == AMPI_POOL_GIVE)
+        ampi_quads_give(AMPI_POOL_GIVE, share, to, at, from, ow, rows);
+    else if (columns) ampi_quads_take(AMPI_POOL_TAKE_SUM, 1, share, to, at, from, ow, rows);
+    else ampi_quads_take(AMPI_POOL_TAKE_SUM, 0, share, to, at, from, ow, rows);
 }
 
 /* Elements [i, i + n) of `all` as floats; two groups of lanes can be read behind them. */
@@ -8389,6 +8405,7 @@ AMPI_APART void ampi_pool_quads_planes(const ampi_pool_plan* p, const ampi_argum
     const ampi_pool_task take = p->max ? AMPI_POOL_TAKE_MAX : AMPI_POOL_TAKE_SUM,
         give = p->max ? AMPI_POOL_GIVE_MAX : AMPI_POOL_GIVE;
     const int columns = !ampi_pool_is_small(p);
+    const float share = p->sum ? 1.0f : 0.25f;   /* of a pixel */
     const ampi_argument* y = &list[AMPI_ARG_Y];  /* y, or dx */
     const size_t size = backward ? 4 : 1;        /* its elements for each window */
 
@@ -8400,11 +8417,12 @@ AMPI_APART void ampi_pool_quads_planes(const ampi_pool_plan* p, const ampi_argum
         n = ampi_min_size(end - i, AMPI_PART / 4 / ow * ow);
         if (p->max || !backward) {
             const float* x = ampi_quads_view(&list[AMPI_ARG_X], 4 * i, 4 * n, p->x_n, tile);
-            ampi_pool_quads(backward ? AMPI_POOL_SEARCH : take, columns, to, at, x, ow, n / ow);
+            ampi_pool_quads(backward ? AMPI_POOL_SEARCH : take, columns, share, to, at, x, ow,
+                n / ow);
         }
         if (backward) {
             const float* dy = ampi_quads_view(&list[AMPI_ARG_DY], i, n, p->y_n, tile);
-            ampi_pool_quads(give, columns, to, at, dy, ow, n / ow);
+            ampi_pool_quads(give, columns, share, to, at, dy, ow, n / ow);
         }
         ampi_store(y, i * size, to, n * size);
     }
@@ -12822,7 +12840,8 @@ AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, int out_channels, int ke
 
 /* Adds a pool, if its shape is valid: a refusal of amp_pool2d_output becomes the graph's. */
 AMP_DEF amp_value amp_pool2d_with(amp_model* m, amp_value x, const amp_pool2d_desc* d) {
-    AMPI_DRAFT(n, d && d->kind == AMP_POOL_AVERAGE ? AMP_OP_AVG_POOL2D : AMP_OP_MAX_POOL2D, x);
+    const int sums = d && (d->kind == AMP_POOL_AVERAGE || d->kind == AMP_POOL_SUM);
+    AMPI_DRAFT(n, sums ? AMP_OP_AVG_POOL2D : AMP_OP_MAX_POOL2D, x);
     AMPI_REFUSE_NULL_DESC(d);
     const int kernel[] = { AMPI_SIDES(kernel, 0, 0) };
     const amp_pool2d_shape s = {
@@ -12859,6 +12878,21 @@ AMP_DEF amp_value amp_global_avg_pool2d(amp_model* m, amp_value x) {
     const ampi_node* in = ampi_node_of(m, x, "global_avg_pool2d");
     return in ? ampi_plain_pool(m, x, AMP_POOL_AVERAGE, in->layer.height, in->layer.width)
         : ampi_no_value();
+}
+
+/* Adds a nearest upsampling, if its shape is valid as that of the pool whose gradient it is. */
+AMP_DEF amp_value amp_upsample(amp_model* m, amp_value x, int factor) {
+    AMPI_DRAFT(n, AMP_OP_UPSAMPLE, x);
+    amp_layer* l = &n->layer;
+    AMPI_REFUSE_LAYER(factor < 1 || factor > INT32_MAX / ampi_max_int(l->height, l->width),
+        AMP_ERR_DESC, "factor %d of %dx%d pixels is not one that can be had", factor, l->height,
+        l->width);
+    ampi_set_shape(n, l->channels, l->height * factor, l->width * factor);
+    const amp_pool2d_shape s = { AMP_POOL_SUM, m->desc.batch, l->channels, l->height, l->width,
+        factor, factor, 0, 0, 0, 0, 0, 0, 0 };
+    n->pool = s;
+    amp_pool2d_output(&s, NULL, NULL, &m->draft_exec);
+    return ampi_layer_add(m);
 }
 
 /* Adds a batch norm over channels or a layer norm over all features; desc NULL: all defaults. */
@@ -13901,6 +13935,8 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
                 in->features, n->features, e);
         case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D:
             return f->pool2d_forward(&n->pool, x, y, e);
+        case AMP_OP_UPSAMPLE:  /* the gradient of a pool of sums, which turns y's shape into x's */
+            return f->pool2d_backward(&n->pool, x, AMP_NONE, y, 0 /* accumulate */, e);
         case AMP_OP_BATCH_NORM:
             if (m->pass.looking) norm.momentum = AMP_ZERO;  /* running statistics stay */
             return f->batch_norm_forward(&norm, m->pass.training, x, w, b, running,
@@ -14005,6 +14041,7 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
         case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D:
             return f->pool2d_backward(&n->pool, dy, from_input ? saved : AMP_NONE, dx,
                 0 /* accumulate */, e);
+        case AMP_OP_UPSAMPLE: return f->pool2d_forward(&n->pool, dy, dx, e);
         case AMP_OP_BATCH_NORM:
             return f->batch_norm_backward(&n->norm, dy, saved, w, mean, ampi_variance(m, n), dx,
                 dw, db, add, e);

@@ -4647,8 +4647,9 @@ AMPI_D ampi_cuda_window ampi_d_window(const ampi_pool_plan& p, int oh, int ow) {
     return w;
 }
 
-/* What an average divides by. */
+/* What a sum is divided by: the pixels of an average, or 1. */
 AMPI_D float ampi_d_pool_count(const ampi_pool_plan& p, const ampi_cuda_window& w) {
+    if (p.sum) return 1.0f;
     if (!p.exclude_pad) return (float)p.h.kernel * (float)p.w.kernel;
     return (float)(w.bottom - w.top) * (float)(w.right - w.left);
 }
@@ -4791,7 +4792,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool_tiles(ampi
                 const float v = x[k / K][g * K + k % K];
                 y[g] = q.p.max ? ampi_d_pool_max(y[g], v) : y[g] + v;
             }
-            if (!q.p.max) y[g] /= (float)(K * K);
+            if (!q.p.max && !q.p.sum) y[g] /= (float)(K * K);
         }
         ampi_d_store_vector(q.y, (size_t)i * G, y);
     }
@@ -4933,7 +4934,8 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
         /* the first maximum of window g gets all, or each pixel an equal part */
         AMPI_D_UNROLL
         for (int g = 0; g < G; g++) {
-            const float slope = 0.0f + (q.p.max ? dy[g] : dy[g] / (float)(K * K));
+            const float slope = 0.0f + (q.p.max || q.p.sum ? dy[g]
+                : dy[g] / (float)(K * K));
             const int first = ampi_d_pool_first(x, g * K);
             AMPI_D_UNROLL
             for (int k = 0; k < K * K; k++)

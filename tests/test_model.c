@@ -96,6 +96,12 @@ static int b_pool(int x, amp_pool kind, int kernel, int stride, int pad, int exc
     net[i].kernel = kernel; net[i].stride = stride; net[i].pad = pad; net[i].exclude_pad = exclude_pad;
     return i;
 }
+static int b_upsample(int x, int factor) {
+    const int i = net_node(AMP_OP_UPSAMPLE, x, -1, net[x].c, net[x].h * factor, net[x].w * factor,
+                           amp_upsample(net_model, net[x].v, factor));
+    net[i].kernel = factor;
+    return i;
+}
 static int b_norm(int x, amp_op op, float eps) {
     amp_norm_desc d;
     int i;
@@ -326,6 +332,16 @@ static double act_slope(amp_op op, double x, double y) {
     return 1.0;
 }
 
+/* From each pixel of the output to that of the input which it copies: values, or gradients back. */
+static void upsample_run(node* n, double* dx) {
+    const size_t w = (size_t)n->w, area = (size_t)n->h * w, f = (size_t)n->kernel;
+    size_t k;
+    for (k = 0; k < features(n) * (size_t)net_batch; k++) {
+        const size_t from = k / area * (area / f / f) + k % area / w / f * (w / f) + k % w / f;
+        if (dx) dx[from] += n->dy[k];
+        else n->y[k] = n->x[0][from];
+    }
+}
 static void softmax_row(const double* x, double* y, size_t d) {
     double most = x[0], sum = 0.0;
     size_t i;
@@ -370,6 +386,7 @@ static double net_forward(const amp_batch* batch, int training) {
             case AMP_OP_CONV2D: conv_forward(n); break;
             case AMP_OP_LINEAR: linear_forward(n); break;
             case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D: pool_run(n, NULL); break;
+            case AMP_OP_UPSAMPLE: upsample_run(n, NULL); break;
             case AMP_OP_BATCH_NORM: case AMP_OP_LAYER_NORM: norm_forward(n, training); break;
             case AMP_OP_SOFTMAX: for (k = 0; k < (size_t)net_batch; k++) softmax_row(n->x[0] + k * d, n->y + k * d, d); break;
             case AMP_OP_ADD: for (k = 0; k < total; k++) n->y[k] = n->x[0][k] + n->x[1][k]; break;
@@ -474,6 +491,7 @@ static void net_backward(const amp_batch* batch, double scale) {
                 break;
             case AMP_OP_LINEAR: linear_backward(n, dx[0]); break;
             case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D: pool_run(n, dx[0]); break;
+            case AMP_OP_UPSAMPLE: upsample_run(n, dx[0]); break;
             case AMP_OP_BATCH_NORM: case AMP_OP_LAYER_NORM: norm_backward(n, dx[0]); break;
             case AMP_OP_SOFTMAX: softmax_backward(n, dx[0]); break;
             case AMP_OP_ADD: for (k = 0; k < total; k++) { dx[0][k] = n->dy[k]; dx[1][k] = n->dy[k]; } break;
@@ -726,6 +744,7 @@ static int random_layer(void) {
     if (kind == 7) return b_norm(x, AMP_OP_LAYER_NORM, 0.25f);
     if (kind == 8 && small >= 2) return b_pool(x, AMP_POOL_MAX, 2, stride, 0, 0);
     if (kind == 9 && small >= 2) return b_pool(x, AMP_POOL_AVERAGE, 2, stride, 0, 0);
+    if (kind == 10 && small > 1 && features(&net[x]) < 100) return b_upsample(x, 2 + (int)(test_random() % 2));
     if (kind == 10) return b_flatten(x);
     if (kind == 11) return b_linear(x, 2 + (int)(test_random() % 6));
     if (kind == 12 && net_inputs < 4) return b_input(net[x].c, net[x].h, net[x].w);
@@ -866,6 +885,7 @@ static amp_value layer_with_op(amp_model* m, amp_op op, amp_value x) {
         case AMP_OP_LINEAR: return amp_linear(m, x, 5);
         case AMP_OP_MAX_POOL2D: return amp_max_pool2d(m, x, 2);
         case AMP_OP_AVG_POOL2D: return amp_avg_pool2d(m, x, 2);
+        case AMP_OP_UPSAMPLE: return amp_max_pool2d(m, amp_upsample(m, x, 3), 4);
         case AMP_OP_BATCH_NORM: return amp_batch_norm(m, x);
         case AMP_OP_LAYER_NORM: return amp_layer_norm(m, x);
         case AMP_OP_SOFTMAX: return amp_softmax(m, x);
@@ -1039,6 +1059,9 @@ static void e_linear_null(amp_model* m, amp_value x) { amp_linear_with(m, x, NUL
 static void e_linear_init(amp_model* m, amp_value x) { linear_init(m, x, 4, 9); }
 static void e_dropout_one(amp_model* m, amp_value x) { amp_dropout(m, x, 1.0f); }
 static void e_dropout_negative(amp_model* m, amp_value x) { amp_dropout(m, x, -0.1f); }
+static void e_upsample_zero(amp_model* m, amp_value x) { amp_upsample(m, x, 0); }
+static void e_upsample_huge(amp_model* m, amp_value x) { amp_upsample(m, x, 400000000); }
+static void e_upsample_large(amp_model* m, amp_value x) { amp_upsample(m, x, 9000); }
 static void e_mul_first(amp_model* m, amp_value x) { amp_mul(m, amp_global_avg_pool2d(m, x), x); }
 static void e_mul_channels(amp_model* m, amp_value x) { amp_mul(m, x, amp_input(m, 7, 1, 1)); }
 static void e_leaky_negative(amp_model* m, amp_value x) { amp_leaky_relu(m, x, -0.1f); }
@@ -1117,6 +1140,9 @@ static const struct { mistake make; amp_result code; const char* word; const cha
     { e_linear_negative, AMP_ERR_DESC, "-5", "photo" },      { e_linear_huge, AMP_ERR_DESC, "2147483647", "linear1" },
     { e_linear_null, AMP_ERR_DESC, "desc is NULL", "photo" },     { e_linear_init, AMP_ERR_DESC, "init 9", "photo" },
     { e_dropout_one, AMP_ERR_DESC, "dropout", "1" },         { e_dropout_negative, AMP_ERR_DESC, "dropout", "-0.1" },
+    { e_upsample_zero, AMP_ERR_DESC, "upsample", "factor 0" },
+    { e_upsample_huge, AMP_ERR_DESC, "upsample", "factor 400000000" },
+    { e_upsample_large, AMP_ERR_SHAPE, "upsample", "2^31" },
     { e_mul_first, AMP_ERR_SHAPE, "mul", "does not fit" },
     { e_mul_channels, AMP_ERR_SHAPE, "mul", "7x1x1 of 'input2'" },
     { e_leaky_negative, AMP_ERR_DESC, "leaky_relu", "slope -0.1" },

@@ -2256,6 +2256,38 @@ static void test_self_test(void) {
     amp_cpu_force_isa(AMP_ISA_AUTO);
 }
 
+/* Sums are averages times the pixels that those divide by; upsampling, their backward call, copies pixels. */
+static void test_upsample(void) {
+    static const int sides[][2] = { { 1, 1 }, { 4, 6 }, { 5, 3 }, { 2, 40 }, { 33, 17 } };
+    const char* what = "upsample";
+    int k, f, tx, ty;
+    size_t i;
+    for (k = 0; k < COUNT(sides); k++)
+        for (f = 1; f < 6; f++)
+            for (tx = 0; tx < 3; tx++)
+                for (ty = 0; ty < 3; ty++) {
+                    const size_t h = (size_t)sides[k][0], w = (size_t)sides[k][1], n = 6 * h * w, area = (size_t)(f * f);
+                    buffer x = random_buffer(TYPES[tx], n, 2), y = make(TYPES[ty], n * area), back = random_buffer(TYPES[tx], n, 1);
+                    double *sum = (double*)calloc(n, sizeof *sum), *size = (double*)calloc(n, sizeof *size);
+                    amp_pool2d_shape s;
+                    memset(&s, 0, sizeof s);
+                    s.kind = AMP_POOL_SUM;
+                    s.n = 2; s.channels = 3; s.height = (int)h * f; s.width = (int)w * f; s.kernel_h = s.kernel_w = f;
+                    CHECK(amp_pool2d_backward(&s, amp_ref_of(x.p, x.t), AMP_NONE, amp_ref_of(y.p, y.t), 0, NULL) == AMP_OK);
+                    for (i = 0; i < y.n; i++) {
+                        const size_t plane = i / (h * w * area), row = i / (w * (size_t)f) % (h * (size_t)f);
+                        const size_t from = (plane * h + row / (size_t)f) * w + i % (w * (size_t)f) / (size_t)f;
+                        CLOSE(y, i, get(&x, from), 0.0);
+                        sum[from] += get(&y, i);
+                        size[from] += fabs(get(&y, i));
+                    }
+                    CHECK(amp_pool2d_forward(&s, amp_ref_of(y.p, y.t), amp_ref_of(back.p, back.t), NULL) == AMP_OK);
+                    for (i = 0; i < n; i++) CLOSE(back, i, sum[i], (double)area * u * size[i]);
+                    free(sum); free(size);
+                    finish(&x); finish(&y); finish(&back);
+                }
+}
+
 /* --- gradients that are added to --- */
 
 /* A backward call that writes dx. */
@@ -2287,7 +2319,7 @@ static void test_accumulate_dx(void) {
     static const struct { amp_pool kind; int h, w, k, s, p; } pools[] = {
         { AMP_POOL_MAX, 8, 8, 2, 2, 0 }, { AMP_POOL_AVERAGE, 6, 40, 2, 2, 0 },
         { AMP_POOL_MAX, 9, 7, 3, 2, 1 }, { AMP_POOL_AVERAGE, 9, 33, 3, 1, 1 },
-        { AMP_POOL_AVERAGE, 7, 7, 7, 7, 0 } };
+        { AMP_POOL_AVERAGE, 7, 7, 7, 7, 0 }, { AMP_POOL_SUM, 8, 12, 2, 2, 0 }, { AMP_POOL_SUM, 9, 6, 3, 3, 0 } };
     int t, dt, k;
     for (t = AMP_F32; t <= AMP_BF16; t++)
         for (dt = AMP_F32; dt <= AMP_BF16; dt++) {
@@ -2473,6 +2505,7 @@ static void run_all(void) {
     TEST(test_element_losses);
     TEST(test_dropout);
     TEST(test_add);
+    TEST(test_upsample);
     TEST(test_mul);
     TEST(test_mul_gradients);
     TEST(test_away_from_a_line);

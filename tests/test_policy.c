@@ -62,7 +62,8 @@ static const struct { amp_op op; const char* name; const char* rules; } table[] 
     { AMP_OP_SILU,                  "silu",                  "F.LL" },
     { AMP_OP_HARD_SWISH,            "hard_swish",            "F.LL" },
     { AMP_OP_LEAKY_RELU,            "leaky_relu",            "F.LL" },
-    { AMP_OP_MUL,                   "mul",                   "FPLL" }
+    { AMP_OP_MUL,                   "mul",                   "FPLL" },
+    { AMP_OP_UPSAMPLE,              "upsample",              "F.LL" }
 };
 enum { OPS = sizeof table / sizeof *table };
 
@@ -105,29 +106,29 @@ static void test_no_desc_is_O0(void) {
    MindSpore 2.10, mindspore.amp.auto_mixed_precision: the white list of O1 has Conv2d, Dense and ReLU of these operators,
    the black list of O2 BatchNorm and LayerNorm; the loss of build_train_network is FP32; O3 converts all operators, and
    parameters stay FP32 in each level (seen in 2.10: to_float casts per cell).
-   Apex, final version, apex/amp/lists and frontend.py: O1 has linear and conv2d in half, softmax, gelu, layer_norm and the
-   losses in FP32, add and cat promote; O2 keeps nothing but batch norm in FP32, O3 nothing.
+   Apex, final version, apex/amp/lists and frontend.py: O1 has linear and conv2d in half, softmax, gelu, layer_norm,
+   interpolate and the losses in FP32, add and cat promote; O2 keeps nothing but batch norm in FP32, O3 nothing.
    NNabla 1.39, tutorial "Mixed Precision Training", type_config="half": everything in half but SoftMax and the losses;
    statistics of norms are FP32 inside.
    OneFlow 0.9, auto_mixed_precision_lists.cpp: white matmul and conv2d; gray avg_pool, add, multiply, layer_norm, dropout, softmax,
    gelu, tanh, sigmoid and normalization; clear max_pool, relu, concat and flatten. Of the operators that it lacks, 1.0 has
-   silu as gray; what is in no list is FP32. */
+   silu as gray, upsample_nearest_2d as clear; what is in no list is FP32. */
 static const struct {
     amp_style style; const char* name; int level; const char* rules; int cast_back, masters;
 } styles[] = {
-    /*                                   i c l m a b l r g t s s d a c f x m b g s h l m */
-    { AMP_STYLE_PYTORCH,   "pytorch", 1,   ". L L . . . F . . . . F . P P . F F F . . . . P", 0, 1 },
-    { AMP_STYLE_PYTORCH,   "pytorch", 2,   ". L L L L F F L L L L L L L L . F F F L L L L L", 0, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 1, ". L L . . . F L . . . F . P P . F F F . . . . P", 1, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 2, ". L L L L F F L L L L L L L L . F F F L L L L L", 0, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 3, ". L L L L L L L L L L L L L L . F F F L L L L L", 0, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 0, ". F F F F F F F F F F F F F F . F F F F F F F F", 0, 1 },
-    { AMP_STYLE_APEX,      "apex", 1,      ". L L . . . F . F . . F . P P . F F F F . . . P", 0, 1 },
-    { AMP_STYLE_APEX,      "apex", 2,      ". L L L L F L L L L L L L L L . F F F L L L L L", 0, 1 },
-    { AMP_STYLE_APEX,      "apex", 3,      ". L L L L L L L L L L L L L L . F F F L L L L L", 0, 0 },
-    { AMP_STYLE_NNABLA,    "nnabla", 2,    ". L L L L L L L L L L F L L L . F F F L L L L L", 0, 1 },
-    { AMP_STYLE_ONEFLOW,   "oneflow", 1,   ". L L . G G G . G G G G G G . . F F F G G F F G", 0, 1 },
-    { AMP_STYLE_ONEFLOW,   "oneflow", 0,   ". F F F F F F F F F F F F F F . F F F F F F F F", 0, 1 },
+    /*                                   i c l m a b l r g t s s d a c f x m b g s h l m u */
+    { AMP_STYLE_PYTORCH,   "pytorch", 1,   ". L L . . . F . . . . F . P P . F F F . . . . P .", 0, 1 },
+    { AMP_STYLE_PYTORCH,   "pytorch", 2,   ". L L L L F F L L L L L L L L . F F F L L L L L L", 0, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 1, ". L L . . . F L . . . F . P P . F F F . . . . P .", 1, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 2, ". L L L L F F L L L L L L L L . F F F L L L L L L", 0, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 3, ". L L L L L L L L L L L L L L . F F F L L L L L L", 0, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 0, ". F F F F F F F F F F F F F F . F F F F F F F F F", 0, 1 },
+    { AMP_STYLE_APEX,      "apex", 1,      ". L L . . . F . F . . F . P P . F F F F . . . P F", 0, 1 },
+    { AMP_STYLE_APEX,      "apex", 2,      ". L L L L F L L L L L L L L L . F F F L L L L L L", 0, 1 },
+    { AMP_STYLE_APEX,      "apex", 3,      ". L L L L L L L L L L L L L L . F F F L L L L L L", 0, 0 },
+    { AMP_STYLE_NNABLA,    "nnabla", 2,    ". L L L L L L L L L L F L L L . F F F L L L L L L", 0, 1 },
+    { AMP_STYLE_ONEFLOW,   "oneflow", 1,   ". L L . G G G . G G G G G G . . F F F G G F F G .", 0, 1 },
+    { AMP_STYLE_ONEFLOW,   "oneflow", 0,   ". F F F F F F F F F F F F F F . F F F F F F F F F", 0, 1 },
 };
 
 static void test_styles(void) {

@@ -424,7 +424,7 @@ static void check_pool(const amp_pool2d_shape& s, amp_dtype a, amp_dtype b, amp_
 }
 static void test_pool() {
     for (amp_pool2d_shape s : POOLS)
-        for (amp_pool kind : { AMP_POOL_MAX, AMP_POOL_AVERAGE }) {
+        for (amp_pool kind : { AMP_POOL_MAX, AMP_POOL_AVERAGE, AMP_POOL_SUM }) {
             s.kind = kind;
             check_pool(s, AMP_F32, AMP_F32, AMP_F32, 0);
             check_pool(s, AMP_F16, AMP_F16, AMP_F16, 1);
@@ -439,7 +439,7 @@ static void test_pool_side_by_side() {
                            { 2, 3, 2, 14, 14 }, { 2, 2, 2, 28, 28 }, { 1, 2, 2, 10, 30 },  { 700, 4, 2, 6, 10 },
                            { 1, 1, 3, 3, 3 },   { 2, 3, 3, 9, 6 },   { 1, 2, 3, 12, 15 } };
     for (const Case& s : cases)
-        for (amp_pool kind : { AMP_POOL_MAX, AMP_POOL_AVERAGE }) {
+        for (amp_pool kind : { AMP_POOL_MAX, AMP_POOL_AVERAGE, AMP_POOL_SUM }) {
             const amp_pool2d_shape pool = { kind, s.n, s.c, s.h, s.w, s.k, s.k, 0, 0, 0, 0, 0, 0, 0 };
             check_pool(pool, AMP_F32, AMP_F32, AMP_F32, 0);
             for (size_t shift : { 0u, 1u, 2u, 4u }) check_pool(pool, AMP_F16, AMP_F16, AMP_F16, shift);
@@ -1460,7 +1460,7 @@ static void test_accumulate_dx() {
                 return amp_cuda_backend()->activation_backward((amp_activation)f, g, s, dx, add, n, nullptr); });
         check_added("softmax", n, t, [&](amp_ref dx, int add) {
             return amp_cuda_backend()->softmax_backward(g, s, dx, add, rows, d, nullptr); });
-        for (amp_pool kind : { AMP_POOL_MAX, AMP_POOL_AVERAGE })
+        for (amp_pool kind : { AMP_POOL_MAX, AMP_POOL_AVERAGE, AMP_POOL_SUM })
             for (int kernel : { 2, 3 }) {
                 amp_pool2d_shape q = {};
                 q.kind = kind; q.n = 1; q.channels = 3; q.height = 8; q.width = 16;

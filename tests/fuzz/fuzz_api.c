@@ -943,7 +943,8 @@ static amp_value add_layer(amp_model* m) {
         case 10: return amp_dropout(m, some_value(), byte() < 230 ? 0.3f : number_f());
         case 11: a = some_value(); return (byte() & 1 ? amp_add : amp_mul)(m, a, byte() & 1 ? a : some_value());
         case 12: a = some_value(); return amp_concat(m, a, byte() & 1 ? a : some_value());
-        case 13: return amp_flatten(m, some_value());
+        case 13: return byte() & 1 ? amp_upsample(m, some_value(), byte() < 240 ? (int)below(4) : number(0, 3))
+                                   : amp_flatten(m, some_value());
         case 14: amp_autocast_push(m, byte() < 240 ? (amp_dtype)below(4) : type()); return none;
         case 15: if (byte() < 32) amp_autocast_pop(m); return none;
         case 16: if (byte() < 128) amp_pin(m, some_value(), byte() < 240 ? (amp_dtype)(1 + below(3)) : type());

@@ -261,6 +261,20 @@ def test_pool2d():
         both("pool2d %d dx" % i, dx, ref[1], ref32[1], (kh * kw + 1) * U * size[1], t)
 
 
+def test_upsample():
+    for n, c, h, w, fh, fw in [(2, 3, 7, 5, 2, 2), (1, 2, 4, 9, 3, 3), (2, 2, 1, 30, 1, 4), (1, 1, 33, 70, 5, 2)]:
+        for t in (F32, F16, BF16):
+            x, dy = normal(n, c, h, w, dtype=t), normal(n, c, h * fh, w * fw, dtype=t)
+            ref = gradients(lambda x: F.interpolate(x, scale_factor=(fh, fw), mode="nearest"), (x,), dy)
+            sums = F.avg_pool2d(dy.double().abs(), (fh, fw), divisor_override=1)
+            shape = Pool(2, n, c, h * fh, w * fw, fh, fw)
+            y, dx = empty(*dy.shape, dtype=t), empty(*x.shape, dtype=t)
+            call("amp_pool2d_backward", shape, x, enum(t), None, enum(t), y, enum(t), None)
+            call("amp_pool2d_forward", shape, dy, enum(t), dx, enum(t), None)
+            check("upsample y", y, ref[0], 0.0, dtype=t)
+            check("upsample dx", dx, ref[1], fh * fw * U * sums, dtype=t)
+
+
 def norm_bound(x, mean, gamma, beta, d):
     """Rounding of x - mean (which carries the error of the mean), of invstd, and of the last fma."""
     invstd = 1 / torch.sqrt(((x - mean) ** 2).mean(d, keepdim=True) + 1e-5)
@@ -488,7 +502,8 @@ if __name__ == "__main__":
         sys.exit(__doc__)
     torch.set_num_threads(1)
     lib = ctypes.CDLL(sys.argv[1])
-    tests = [test_pool2d, test_batch_norm, test_layer_norm, test_activation, test_leaky_relu, test_mul, test_softmax, test_add_concat_dropout, test_losses]
+    tests = [test_pool2d, test_upsample, test_batch_norm, test_layer_norm, test_activation, test_leaky_relu, test_mul,
+             test_softmax, test_add_concat_dropout, test_losses]
     for test in [test_gemm, test_linear, test_conv2d] + tests:
         if test in tests or hasattr(lib, "amp_gemm"):
             test()
