@@ -22,7 +22,7 @@ ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS)),0)
 MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 2)
 endif
 
-.PHONY: all demo lessons lesson examples test test-bits test-avx512 bench bench-quick bench-old budget bench-counts coverage mutants mutants-emu check test-emu
+.PHONY: all demo lessons lesson grade slides examples test test-bits test-avx512 bench bench-quick bench-old budget bench-counts coverage mutants mutants-emu check test-emu
 .PHONY: cuda cuda-report test-cuda bench-cuda demo-cuda clean help
 all: examples demo-program
 
@@ -32,15 +32,26 @@ demo: $(B)/demo ## train LeNet-5 in FP32 and in mixed precision, side by side; D
 # The course. Tables are kept in build/lessons, pictures and the page in LESSONS_TO.
 LESSONS    := $(sort $(patsubst examples/lessons/%.c,%,$(wildcard examples/lessons/[0-9]*.c)))
 LESSONS_TO ?= examples/lessons
-lessons: $(LESSONS:%=$(B)/lessons/%) ## the course: run all lessons and write examples/lessons/index.html (two minutes)
+RESULTS    := $(lastword $(sort $(wildcard tests/bench/results/*-train.md)))
+lessons: $(LESSONS:%=$(B)/lessons/%) $(B)/lessons/pictures ## the course: run all lessons and write examples/lessons/index.html (two minutes)
 	@for l in $(LESSONS); do sh examples/lessons/run.sh $(B)/lessons/$$l $(LESSONS_TO) || exit 1; done
+	@$(B)/lessons/pictures $(LESSONS_TO) $(RESULTS)
 	@sh examples/lessons/page.sh $(LESSONS_TO) $(B)/lessons > $(LESSONS_TO)/index.html
 	@echo "The course as a page: $(LESSONS_TO)/index.html"
 
 LESSON = $(filter $(N)_% 0$(N)_%,$(LESSONS))
-lesson: $(LESSON:%=$(B)/lessons/%) ## run one lesson: make lesson N=3
+CLASS = CC="$(CC)" FLAGS="$(STRICT) $(CFLAGS)" GAPS="$(GAPS)" sh examples/lessons/class.sh
+lesson: $(if $(SRC),$(B)/impl.o,$(LESSON:%=$(B)/lessons/%)) ## run one lesson: make lesson N=3; SRC=mine/03.c: a version of your own (GAPS=1: with a gap to fill)
 	@[ -n "$(LESSON)" ] || { echo "make lesson N=...: one of $(LESSONS)"; exit 1; }
-	@sh examples/lessons/run.sh $< $(LESSONS_TO)
+	@$(if $(SRC),$(CLASS) lesson $(LESSON) "$(SRC)" $(B),sh examples/lessons/run.sh $< $(LESSONS_TO))
+
+grade: $(LESSON:%=$(B)/lessons/%) $(B)/impl.o ## compare your version with the lesson, number by number: make grade N=3 SRC=mine/03.c
+	@[ -n "$(LESSON)" ] && [ -n "$(SRC)" ] || { echo "make grade N=3 SRC=mine/03.c"; exit 1; }
+	@$(CLASS) grade $(LESSON) "$(SRC)" $(B)
+
+slides: lessons ## slides of all lessons, as one file: build/slides.html
+	@sh examples/lessons/class.sh slides $(LESSONS_TO)/index.html > $(B)/slides.html
+	@echo "Slides: $(B)/slides.html"
 
 test: $(B)/impl.o $(TESTS:%=$(B)/test_%) ## run all tests (pure C, a minute); build/test_gemm order: tests with that in their name
 	@sh tests/run.sh "all tests" $(TESTS:%=$(B)/test_%)
@@ -171,5 +182,5 @@ $(B)/emu$(EMU_ARCH)_bench: tests/bench/bench_cuda.cu $(wildcard tests/bench/*.h 
 NUMBER = $(patsubst 0%,%,$(firstword $(subst _, ,$(@F))))
 $(B)/%: examples/%.c amp.h $(wildcard examples/*.h examples/lessons/*.h) $(B)/impl.o | $(B)
 	@mkdir -p $(@D)
-	@echo "Compiling $(if $(filter lessons/%,$*),lesson $(NUMBER)/$(words $(LESSONS)),$*)"
+	@echo "Compiling $(if $(filter lessons/0% lessons/1%,$*),lesson $(NUMBER)/$(words $(LESSONS)),$*)"
 	@$(CC) $(STRICT) $(CFLAGS) -DAMPI_IMPLEMENTATION_ONCE $< $(B)/impl.o -o $@ $(LDLIBS)

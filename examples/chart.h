@@ -191,11 +191,16 @@ static inline double chart_step(double range, int most, int whole) {
     return step;
 }
 
-/* What follows a ^: a sign, digits and letters, raised. Returns where the text goes on. */
+/* What follows a ^: a sign, digits and letters, or what stands in brackets, raised. Returns where the text goes on. */
 static inline const char* chart_raised(FILE* out, const char* text) {
     fputs("<tspan dy=\"-5\" font-size=\"11\">", out);
     if (*text == '-') { fputs("&#8722;", out); text++; }
-    while ((*text >= '0' && *text <= '9') || (*text >= 'a' && *text <= 'z')) fputc(*text++, out);
+    if (*text == '(') {
+        for (text++; *text && *text != ')'; text++) fputc(*text, out);
+        if (*text) text++;
+    } else {
+        while ((*text >= '0' && *text <= '9') || (*text >= 'a' && *text <= 'z')) fputc(*text++, out);
+    }
     fputs("</tspan>", out);
     return text;
 }
@@ -566,18 +571,23 @@ static inline int chart_try(const char* path, char* error) {
     return 1;
 }
 
-/* Writes the picture. Returns 1, or 0 with a sentence in `error`; then no file was changed. */
-static inline int chart_write(const char* path, const char* title, const chart_panel* panels, int count,
-                              char* error) {
+/* A file that shall become the picture PATH; NULL with a sentence in `error`. */
+static inline FILE* chart_create(const char* path, char* error) {
     char temporary[1024];
     FILE* out;
-    int ok;
-    if (!chart_try(path, error)) return 0;
+    if (!chart_try(path, error)) return NULL;
     snprintf(temporary, sizeof temporary, "%s.tmp", path);
     out = fopen(temporary, "wb");
-    if (out) chart_draw(out, title, panels, count);
-    ok = out && !ferror(out);
-    if (out && fclose(out) != 0) ok = 0;
+    if (!out) snprintf(error, CHART_ERROR, "%.300s: cannot be written", path);
+    return out;
+}
+
+/* Closes it, and puts it in the place of PATH. Returns 1, or 0 with a sentence in `error`; then no file was changed. */
+static inline int chart_finish(FILE* out, const char* path, char* error) {
+    char temporary[1024];
+    int ok = !ferror(out);
+    snprintf(temporary, sizeof temporary, "%s.tmp", path);
+    if (fclose(out) != 0) ok = 0;
 #if defined(_WIN32)
     if (ok) remove(path);                         /* rename does not replace a file there */
 #endif
@@ -585,6 +595,15 @@ static inline int chart_write(const char* path, const char* title, const chart_p
     remove(temporary);
     snprintf(error, CHART_ERROR, "%.300s: writing it failed, is the disk full?", path);
     return 0;
+}
+
+/* Writes the picture. Returns 1, or 0 with a sentence in `error`; then no file was changed. */
+static inline int chart_write(const char* path, const char* title, const chart_panel* panels, int count,
+                              char* error) {
+    FILE* out = chart_create(path, error);
+    if (!out) return 0;
+    chart_draw(out, title, panels, count);
+    return chart_finish(out, path, error);
 }
 
 /* A full line of the usual width. */

@@ -27,8 +27,16 @@ done
     { echo "the page of the lessons lacks a program"; exit 1; }
 awk 'length > 100 { print FILENAME ": " $0; wide = 1 } END { exit wide }' build/lessons/*.txt ||
     { echo "a line of a table is wider than the page gives it room"; exit 1; }
-[ "$(grep -c '<ol' $out/lessons/index.html)" -eq "$((2 * $(find examples/lessons -name '*.c' | wc -l)))" ] ||
-    { echo "the page has other lists than exercises and answers of each lesson"; exit 1; }
+[ "$(grep -c '<ol' $out/lessons/index.html)" -eq "$((2 * $(find examples/lessons -name '[01]*.c' | wc -l) + 1))" ] ||
+    { echo "the page has other lists than exercises and answers of each lesson, and the capstone's"; exit 1; }
+# A student's copy of a lesson is graded as right, one with a gap as wrong, and nothing tracked is written.
+rm -rf $out/mine
+grade() { make -s "$@" N=2 SRC=$out/mine/02.c > $out/grade.txt 2>&1; }
+grade lesson && grade grade && grep -q '^right: all' $out/grade.txt || { cat $out/grade.txt; exit 1; }
+rm $out/mine/02.c
+grade lesson GAPS=1 && { echo "a lesson with a gap succeeded"; exit 1; }
+grade grade && { echo "a lesson with a gap is graded as right"; exit 1; }
+grep -q 'is right, .* was found' $out/grade.txt || { cat $out/grade.txt; exit 1; }
 # With a setting that amp.h refuses an example says so and fails.
 spoilt() { # spoilt EXAMPLE SETTING VALUE
     sed "s/$2/$3/" examples/$1.c > $out/spoilt.c

@@ -80,7 +80,7 @@ function emphasised(s,    out) {
 }
 # 2^-20 with a superscript.
 function raised(s,    out) {
-    while (match(s, /\^-?[0-9]+/)) {
+    while (match(s, /\^(-?[0-9]+([.][0-9]+)?|[a-z]+)/)) {
         out = out substr(s, 1, RSTART - 1) "<sup>" substr(s, RSTART + 1, RLENGTH - 1) "</sup>"
         s = substr(s, RSTART + RLENGTH)
     }
@@ -226,7 +226,9 @@ BEGIN {
     while ((command | getline name) > 0) if (name ~ /^[0-9]/ && sub(/\.txt$/, "", name)) names[name + 0] = name
     close(command)
 }
-/^<!-- contents -->$/ { contents(); next }
+/^<!-- contents -->$/ { contents(); listed = 1; next }
+/^<!-- \/contents -->$/ { listed = 0; next }
+listed { next }
 /^<!-- lesson [0-9]+ -->$/ { leave(); lesson = $3; print "<section id=\"lesson" lesson "\">"; next }
 /^<!-- end [0-9]+ -->$/ { answers(lesson); lesson = ""; next }
 lesson && /^## / { seen(substr($0, 4)); next }

@@ -1,4 +1,5 @@
 """readme.py [--check]: writes what README.md and its neighbours take from elsewhere, between <!-- NAME --> and <!-- /NAME -->.
+examples/lessons/README.md      contents: each lesson's program, picture and answers, and the other headings
 README.md                       program and its output (examples/train_small.c, build/train_small), gpu: five rows,
                                 steps beside PyTorch's, and claims that must be what tests/results.md shows
 examples/own_loop.diff          own_loop_fp32.c beside own_loop.c; README shows some of its lines
@@ -10,6 +11,19 @@ import difflib, glob, os, platform, re, subprocess, sys, datetime
 RESULTS, BENCH, DIFF = "tests/results.md", "tests/bench/results/README.md", "examples/own_loop.diff"
 
 def read(path): return open(path, encoding="utf-8").read()
+
+BOOK = "examples/lessons/README.md"
+def anchor(heading): return "#" + re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-")
+def contents():
+    """The lessons as a table, and the other headings of the book."""
+    headings = re.findall(r"^## (.*)$", read(BOOK), re.M)
+    lines = ["| lesson | program | picture |", "|---|---|---|"]
+    for h in headings:
+        if not h[0].isdigit(): continue
+        name = os.path.basename(glob.glob("examples/lessons/%02d_*.c" % int(h.split(".")[0]))[0])[:-2]
+        lines.append("| [%s](%s) | [%s.c](%s.c) | [%s.svg](%s.svg) |" % (h, anchor(h), name, name, name, name))
+    others = ["[%s](%s)" % (h, anchor(h)) for h in headings if not h[0].isdigit()]
+    return "\n".join(lines + ["", ", ".join(others) + ", [answers](answers.md)."])
 
 def program(): return "```c\n" + read("examples/train_small.c").split("*/", 1)[1].strip().replace("../amp.h", "amp.h") + "\n```"
 
@@ -182,7 +196,7 @@ def gpu():
 # --- writing --------------------------------------------------------------------------------------------------------
 
 check = "--check" in sys.argv
-files = {"README.md": {"program": program(), "gpu": gpu(), "steps": steps()}, RESULTS: {}, BENCH: {"train": train(), "speed": speed(), "gpu": gpu_all()}}
+files = {"README.md": {"program": program(), "gpu": gpu(), "steps": steps()}, BOOK: {"contents": contents()}, RESULTS: {}, BENCH: {"train": train(), "speed": speed(), "gpu": gpu_all()}}
 if not check:
     files["README.md"]["output"] = output()
     files[RESULTS] = {"demo": printed("build/demo.txt"), "proof": printed("build/proof.txt"), "bits": table("build/bits/table.md")}
