@@ -633,7 +633,7 @@ AMP_DEF amp_result amp_bce_with_logits_backward(amp_ref x, amp_ref target,
    O1, O2: the rule at these levels in PyTorch's style. At O0 all are FP32, at O3 all but the losses
    LOW.
    kind: MATRIX and NORM have parameters, LOSS is FP32 always, DATA has no arithmetic.
-   reads: what backward reads of the forward pass: its output, or all inputs.
+   reads: what backward reads of the forward pass: all inputs, its output, or both.
    shares: the output may take the input's memory, and the input's gradient the output's (BOTH, or
    GRAD alone).
    To add an operator:
@@ -671,7 +671,9 @@ AMP_DEF amp_result amp_bce_with_logits_backward(amp_ref x, amp_ref target,
     X(HARD_SWISH, "hard_swish", FOLLOW,  LOW,     PLAIN,  INPUT,  GRAD) \
     X(LEAKY_RELU, "leaky_relu", FOLLOW,  LOW,     PLAIN,  OUTPUT, BOTH) \
     X(MUL,        "mul",        PROMOTE, LOW,     PLAIN,  INPUT,  NONE) \
-    X(UPSAMPLE,   "upsample",   FOLLOW,  LOW,     PLAIN,  NONE,   NONE)
+    X(UPSAMPLE,   "upsample",   FOLLOW,  LOW,     PLAIN,  NONE,   NONE) \
+    X(CUSTOM,     "custom",     FP32,    FP32,    PLAIN,  BOTH,   NONE)  /* rules: its desc's */ \
+    X(MEAN,       "mean",       FP32,    FP32,    LOSS,   INPUT,  NONE)
 #define AMPI_X(name, ...) AMP_OP_##name,
 typedef AMPI_ENUM(amp_op) { AMP_OP_LIST(AMPI_X) } amp_op;
 #undef AMPI_X
@@ -1385,6 +1387,65 @@ AMP_DEF amp_value amp_mse(amp_model* m, amp_value x);
 AMP_DEF amp_value amp_mse_with(amp_model* m, amp_value x, const amp_loss_desc* desc);
 AMP_DEF amp_value amp_bce_with_logits(amp_model* m, amp_value x);
 AMP_DEF amp_value amp_bce_with_logits_with(amp_model* m, amp_value x, const amp_loss_desc* desc);
+/* The mean of x, for losses made of layers or of a custom operator; it has no target. */
+AMP_DEF amp_value amp_mean(amp_model* m, amp_value x);
+AMP_DEF amp_value amp_mean_with(amp_model* m, amp_value x, const amp_loss_desc* desc);
+
+/* The layer that made v, once more, on x: the same weights, whose gradients add. x has the shape of
+   the layer's input; a convolution takes other heights and widths. AMP_ERR_ARGUMENT: a layer
+   without weights, a batch norm, a custom operator of several inputs. */
+AMP_DEF amp_value amp_reuse(amp_model* m, amp_value v, amp_value x);
+
+/* --- an operator of your own, with what it computes given as functions --- */
+#define AMP_MAX_OPERANDS 4
+
+/* What its functions get. x, y, dy and dx are arrays [n,C,H,W] of `dtype`; w has the type in which
+   layers read weights, dw the model's grad_dtype. */
+typedef struct amp_custom_call {
+    int n;                        /* samples of this pass */
+    int training;                 /* 0 = evaluation */
+    amp_dtype dtype;              /* AMP_F32, or the 16-bit type where the rule is LOW */
+    amp_ref x[AMP_MAX_OPERANDS];  /* inputs */
+    amp_ref y;                    /* output; backward may read it, as x */
+    amp_ref dy;                   /* backward: gradient of y, times the loss scale */
+    amp_ref dx[AMP_MAX_OPERANDS]; /* backward writes each; AMP_NONE = not wanted */
+    amp_ref w[AMP_MAX_OPERANDS];  /* parameters */
+    amp_ref dw[AMP_MAX_OPERANDS]; /* backward writes each, or adds; AMP_NONE = frozen */
+    int add_dw;                   /* 1 = add to dw */
+    void* saved;                  /* n * saved_bytes, aligned to 64, from forward to backward */
+    const amp_exec* exec;         /* for amp's operators; its workspace has workspace_bytes, its
+                                     stream is a GPU's */
+    void* user_data;
+} amp_custom_call;
+
+/* A parameter: "<layer>.<name>". */
+typedef struct amp_custom_param {
+    const char* name;        /* 1 to 7 bytes */
+    size_t count;            /* >= 1 */
+    amp_init init;
+    size_t fan_in, fan_out;  /* of init; 0 = count */
+    float value;             /* with AMP_INIT_ZERO: what it starts with */
+} amp_custom_param;
+
+/* Copied, with params and rules. */
+typedef struct amp_custom_desc {
+    const char* name;               /* default names begin with it; NULL = "custom" */
+    int channels, height, width;    /* of the output; all 0 = those of the first input */
+    const amp_rule* rules;          /* [4], at O0 to O3; NULL = FP32 at each */
+    const amp_custom_param* params;
+    int param_count;                /* 0 to AMP_MAX_OPERANDS */
+    size_t saved_bytes;             /* a sample */
+    size_t workspace_bytes;
+    /* Computes y; computes dx and dw. A result that is not AMP_OK ends the step as an error does.
+       backward may be NULL where no gradient is wanted. */
+    amp_result (*forward)(const amp_custom_call* call);
+    amp_result (*backward)(const amp_custom_call* call);
+    void* user_data;
+} amp_custom_desc;
+/* Adds such an operator on `count` inputs (1 to AMP_MAX_OPERANDS). A loss of your own is one with
+   an output of one element a sample, and amp_mean of it. Its data lies in the backend's memory. */
+AMP_DEF amp_value amp_custom(amp_model* m, const amp_value* inputs, int count,
+    const amp_custom_desc* desc);
 
 /* Makes v an output: amp_model_read_value reads it after amp_forward, and amp_backward takes its
    gradient from the caller, so that a loss may be computed anywhere. The i-th call is gradients[i]
@@ -1955,6 +2016,9 @@ struct amp_backend {
     AMPI_ENTRY(mse_backward, amp_ref, amp_ref, const float*, float, amp_ref, size_t)
     AMPI_ENTRY(bce_with_logits_forward, amp_ref, amp_ref, float*, size_t)
     AMPI_ENTRY(bce_with_logits_backward, amp_ref, amp_ref, const float*, float, amp_ref, size_t)
+    /* As of the losses above; the second reference is the first. */
+    AMPI_ENTRY(mean_forward, amp_ref, amp_ref, float*, size_t)
+    AMPI_ENTRY(mean_backward, amp_ref, amp_ref, const float*, float, amp_ref, size_t)
     /* Training, on gradients and weights in the processor's memory. open: t->scaler is
        initialised. begin: takes over what the caller has changed in t, and sets t->loss_scale and
        t->position of a pass; window 0 = no step follows. pass: the first work of each pass.
@@ -8568,7 +8632,8 @@ AMPI_HD AMPI_INLINE float ampi_bce_term(int hw, float x, float target) {
 
 /* Terms and slopes of losses that are means over elements. */
 typedef enum ampi_loss {
-    AMPI_MSE = 2 * (AMP_ACTIVATION_COUNT + 1), AMPI_BCE, AMPI_MSE_SLOPE, AMPI_BCE_SLOPE
+    AMPI_MSE = 2 * (AMP_ACTIVATION_COUNT + 1), AMPI_BCE, AMPI_MEAN, AMPI_MSE_SLOPE,
+    AMPI_BCE_SLOPE, AMPI_MEAN_SLOPE
 } ampi_loss;
 
 /* Operations on elements a and b: an activation f of a, or leaky ReLU; its gradient AMPI_SLOPE + f,
@@ -8576,13 +8641,13 @@ typedef enum ampi_loss {
    b, a * b. p: a factor. */
 enum {
     AMPI_LEAKY = AMP_ACTIVATION_COUNT, AMPI_SLOPE,
-    AMPI_ADD = AMPI_BCE_SLOPE + 1, AMPI_LOG, AMPI_ADD_TO_PRODUCT, AMPI_MULTIPLY
+    AMPI_ADD = AMPI_MEAN_SLOPE + 1, AMPI_LOG, AMPI_ADD_TO_PRODUCT, AMPI_MULTIPLY
 };
 
 enum { AMPI_VALUES = 65536 };  /* of a type of 16 bits */
 
 /* What backward reads of the forward pass. */
-enum { AMPI_READS_NONE, AMPI_READS_INPUT, AMPI_READS_OUTPUT };
+enum { AMPI_READS_NONE, AMPI_READS_INPUT, AMPI_READS_OUTPUT, AMPI_READS_BOTH };  /* bits */
 
 /* y[i] = op of a[i], or of a[i] and b[i], see the operations above; n elements in whole groups of
    lanes. y may be a or b. A loop for each operation: of a switch in a loop, compilers would inline
@@ -8601,8 +8666,10 @@ AMPI_KERNEL(ampi_elementwise, (int op, float* y, const float* a, const float* b,
 
         AMPI_CASE(AMPI_MSE, a[i] - b[i]);
         AMPI_CASE(AMPI_BCE, ampi_bce_term(hw, a[i], b[i]));
+        AMPI_CASE(AMPI_MEAN, a[i]);
         AMPI_CASE(AMPI_MSE_SLOPE, (a[i] - b[i]) * p);
         AMPI_CASE(AMPI_BCE_SLOPE, (ampi_act_sigmoid(hw, a[i]) - b[i]) * p);
+        AMPI_CASE(AMPI_MEAN_SLOPE, p);
 
         AMPI_CASE(AMPI_LOG, ampi_log(hw, a[i]));
         AMPI_CASE(AMPI_ADD_TO_PRODUCT, ampi_fma(hw, p, a[i], b[i]));
@@ -10099,8 +10166,8 @@ AMP_DEF amp_result amp_softmax_cross_entropy_backward(amp_ref logits, const int3
     AMPI_DONE_OP;
 }
 
-/* The mean of an element-wise loss: of (x - target)^2 for MSE, of ampi_bce_term for BCE. It is
-   summed in AMPI_PARTS parts of whole tiles. */
+/* The mean of an element-wise loss: of (x - target)^2 for MSE, of ampi_bce_term for BCE, of x for
+   MEAN. It is summed in AMPI_PARTS parts of whole tiles. */
 AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, amp_ref x, amp_ref target,
         float* loss, size_t n, const amp_exec* exec) {
     const ampi_argument list[] = {
@@ -10149,18 +10216,19 @@ AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, amp_ref x,
     AMPI_DONE_OP;
 }
 
-#define AMPI_LOSS(name, kind, words) \
-    AMP_DEF amp_result name##_forward(amp_ref x, amp_ref target, float* loss, size_t n, \
+#define AMPI_LOSS(def, name, kind, words) \
+    def amp_result name##_forward(amp_ref x, amp_ref target, float* loss, size_t n, \
             const amp_exec* exec) { \
         return ampi_loss_forward(kind, words, x, target, loss, n, exec); \
     } \
-    AMP_DEF amp_result name##_backward(amp_ref x, amp_ref target, const float* loss_scale, \
+    def amp_result name##_backward(amp_ref x, amp_ref target, const float* loss_scale, \
             float weight, amp_ref dx, size_t n, const amp_exec* exec) { \
         return ampi_loss_backward(kind##_SLOPE, words " backward", x, target, loss_scale, weight, \
             dx, n, exec); \
     }
-AMPI_LOSS(amp_mse, AMPI_MSE, "mse")
-AMPI_LOSS(amp_bce_with_logits, AMPI_BCE, "bce with logits")
+AMPI_LOSS(AMP_DEF, amp_mse, AMPI_MSE, "mse")
+AMPI_LOSS(AMP_DEF, amp_bce_with_logits, AMPI_BCE, "bce with logits")
+AMPI_LOSS(AMPI_FN, ampi_mean, AMPI_MEAN, "mean")
 
 AMPI_COMPILE_QUICKLY
 
@@ -12167,6 +12235,7 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
         AMPI_BOTH(batch_norm), AMPI_BOTH(layer_norm), AMPI_BOTH(activation), AMPI_BOTH(leaky_relu),
         AMPI_BOTH(softmax), ampi_cpu_dropout, amp_add_forward, AMPI_BOTH(mul), AMPI_BOTH(concat),
         AMPI_BOTH(softmax_cross_entropy), AMPI_BOTH(mse), AMPI_BOTH(bce_with_logits),
+        ampi_mean_forward, ampi_mean_backward,
 
         /* training_open and so on */
         ampi_cpu_open, ampi_cpu_close, ampi_cpu_begin, NULL /* training_pass */, ampi_cpu_losses,
@@ -12186,7 +12255,6 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
 
 #define AMPI_NONE (-1)
 #define AMPI_ALIGN 64u
-#define AMPI_MAX_OPERANDS 4  /* inputs of a node */
 
 /* A stretch of the arena in use from time `first` to `last`. Node i runs forward at time i,
    backward at 2*nodes-1-i. */
@@ -12198,10 +12266,20 @@ typedef struct ampi_live_range {
                                       copy */
 } ampi_live_range;
 
-/* The live ranges of a node: its value and the value's gradient. SUMMAND + j: what it adds to the
+/* The live ranges of a node: its value, the value's gradient, what a custom operator saves. SUMMAND + j: what it adds to the
    gradient of input j, where another node has written that. */
-enum { AMPI_LIVE_DATA, AMPI_LIVE_GRAD, AMPI_LIVE_SUMMAND,
-        AMPI_LIVE_RANGES = AMPI_LIVE_SUMMAND + AMPI_MAX_OPERANDS };
+enum { AMPI_LIVE_DATA, AMPI_LIVE_GRAD, AMPI_LIVE_SAVED, AMPI_LIVE_SUMMAND,
+        AMPI_LIVE_RANGES = AMPI_LIVE_SUMMAND + AMP_MAX_OPERANDS };
+
+/* A custom operator: a copy of what the caller gave, in one allocation. */
+typedef struct ampi_custom {
+    amp_custom_desc desc;
+    char name[22];
+    amp_rule rules[4];
+    amp_custom_param params[AMP_MAX_OPERANDS];
+    char param_names[AMP_MAX_OPERANDS][8];
+} ampi_custom;
+enum { AMPI_WEIGHT, AMPI_BIAS };  /* of params of amp's own operators */
 
 /* A layer, or a cast that finalize has placed. */
 typedef struct ampi_node {
@@ -12213,18 +12291,21 @@ typedef struct ampi_node {
     int number;              /* in the order of building; AMPI_NONE for a cast */
     int time;                /* in the order of execution, see ampi_live_range */
     uint32_t tag;            /* in its value, see ampi_node_tag */
-    struct ampi_node* inputs[AMPI_MAX_OPERANDS];  /* as built */
-    struct ampi_node* reads[AMPI_MAX_OPERANDS];   /* whose memory it reads: behind flatten, or a
+    struct ampi_node* inputs[AMP_MAX_OPERANDS];  /* as built */
+    struct ampi_node* reads[AMP_MAX_OPERANDS];   /* whose memory it reads: behind flatten, or a
                                                      cast */
     int input_count;              /* of both */
     size_t features;              /* elements of its value per sample */
     amp_dtype region_dtype, pin_dtype;  /* of the innermost region, and of amp_pin; 0 = none */
-    int weight, bias;        /* numbers of the parameters, or AMPI_NONE */
+    int params[AMP_MAX_OPERANDS]; /* numbers of the parameters, weight before bias, or AMPI_NONE */
+    int shares_params;       /* 1 = those of an earlier node, see amp_reuse */
+    int adds_grads;          /* 1 = a later node has them, too, and has written their gradients */
     int group;               /* of the optimizer, for its parameters */
     int index;               /* running number of an input or a loss */
     int blamed;              /* 1 = the logger was told that inf or NaN began here */
     /* what the operator needs */
     amp_init init;           /* how its weights start */
+    struct ampi_custom* custom;  /* NULL for amp's own operators */
     size_t fan_in, fan_out;  /* products in an element of its output, and of the input's gradient */
     amp_conv2d_shape conv;
     amp_pool2d_shape pool;
@@ -12248,11 +12329,11 @@ typedef struct ampi_node {
     int needs_grad;              /* 1 = it has a parameter or keeps_grad, or depends on such */
     int wants_grad;              /* needs_grad, and one of them is not frozen in this step */
     int grad_written;            /* while planning: a reader has written its gradient */
-    struct ampi_node* casts[2];  /* of its value to BF16, to F16; or NULL */
+    struct ampi_node* casts[3];  /* of its value to F32, F16, BF16; or NULL */
     struct ampi_node *data_root, *grad_root;  /* owners of the memory of value and gradient */
     ampi_live_range live[AMPI_LIVE_RANGES];
-    void *data, *grad;           /* value and gradient in the arena */
-    void* parts[AMPI_MAX_OPERANDS]; /* its summands, by input; NULL = it writes that gradient
+    void *data, *grad, *saved;   /* value, gradient, what a custom operator saves: in the arena */
+    void* parts[AMP_MAX_OPERANDS]; /* its summands, by input; NULL = it writes that gradient
                                        itself */
 } ampi_node;
 
@@ -12531,6 +12612,7 @@ AMP_DEF void amp_model_destroy(amp_model* m) {
     for (ampi_node *n = m->first, *next; n; n = next) {
         next = n->next;
         ampi_free(n->constants, a);
+        if (!n->shares_params) ampi_free(n->custom, a);
         ampi_free(n, a);
     }
     if (m->backend->close) m->backend->close(&m->exec, a);
@@ -12543,7 +12625,7 @@ AMP_DEF void amp_model_destroy(amp_model* m) {
 /* That hash: of a node's operator, shape and inputs' tags. */
 AMPI_FN uint32_t ampi_node_tag(const ampi_node* n) {
     const int own[] = { (int)n->layer.op, n->layer.channels, n->layer.height, n->layer.width };
-    uint32_t inputs[AMPI_MAX_OPERANDS + 2] = { 0 };  /* the last two carry the others up to the
+    uint32_t inputs[AMP_MAX_OPERANDS + 2] = { 0 };  /* the last two carry the others up to the
                                                         tag */
     for (int i = 0; i < n->input_count; i++) inputs[i] = n->inputs[i]->tag;
     const uint64_t h = ampi_hash_words(AMPI_HASH_START, own, 4);
@@ -12608,7 +12690,8 @@ AMPI_FN ampi_node* ampi_draft(amp_model* m, amp_op op, ampi_node* in) {
     AMPI_CLEAR(*n);
     n->row = ampi_op_row_of(op);
     n->layer.op = op;
-    n->weight = n->bias = n->number = AMPI_NONE;
+    n->number = AMPI_NONE;
+    for (int k = 0; k < AMP_MAX_OPERANDS; k++) n->params[k] = AMPI_NONE;
     if (!in) return n;
     ampi_set_shape(n, in->layer.channels, in->layer.height, in->layer.width);
     n->features = in->features;
@@ -12668,7 +12751,8 @@ AMPI_FN amp_value ampi_layer_add(amp_model* m) {
     if (m->region_count) n->region_dtype = m->regions[m->region_count - 1];
     n->features = (size_t)l->channels * (size_t)l->height * (size_t)l->width;
     n->tag = ampi_node_tag(n);
-    AMPI_SAY(l->name, "%.21s%u", n->row->name, ++m->op_counts[l->op]);
+    AMPI_SAY(l->name, "%.21s%u", n->custom ? n->custom->name : n->row->name,
+        ++m->op_counts[l->op]);
     n->number = m->layer_count;
     n->skip = ampi_nth(m, n->number & (n->number - 1));
     n->prev = m->last;
@@ -12688,8 +12772,8 @@ AMPI_FN amp_value ampi_layer_add_params(amp_model* m, int no_bias, amp_init init
     ampi_node* n = &m->draft;
     AMPI_REFUSE_LAYER((unsigned)init > AMP_INIT_ZERO, AMP_ERR_DESC, "init %d does not exist",
         init);
-    n->weight = m->param_count++;
-    if (!no_bias) n->bias = m->param_count++;
+    n->params[AMPI_WEIGHT] = m->param_count++;
+    if (!no_bias) n->params[AMPI_BIAS] = m->param_count++;
     n->init = init;
     n->fan_in = fan_in;
     n->fan_out = fan_out;
@@ -12963,6 +13047,101 @@ AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_
     return v;
 }
 
+/* A layer's draft once more, on another input. What is of one layer alone begins anew. */
+AMP_DEF amp_value amp_reuse(amp_model* m, amp_value v, amp_value x) {
+    ampi_node *of = ampi_node_of(m, v, "reuse"), *in = ampi_node_of(m, x, "reuse");
+    if (!of || !in) return ampi_no_value();
+    ampi_node* n = ampi_draft(m, of->layer.op, in);
+    const amp_layer *a = &in->layer, *b = of->inputs[0] ? &of->inputs[0]->layer : a;
+    AMPI_REFUSE_LAYER(of->params[0] == AMPI_NONE || ampi_is(of, BATCH_NORM) || of->input_count > 1,
+        AMP_ERR_ARGUMENT, "'%s' is no layer that can be used again", of->layer.name);
+    AMPI_REFUSE_LAYER(a->channels != b->channels || (!ampi_is(of, CONV2D)
+        && (a->height != b->height || a->width != b->width)), AMP_ERR_SHAPE,
+        "'%s' takes %dx%dx%d, not %dx%dx%d", of->layer.name, b->channels, b->height, b->width,
+        a->channels, a->height, a->width);
+
+    *n = *of;
+    n->next = NULL;
+    n->inputs[0] = in;
+    n->pin_dtype = n->region_dtype = AMP_DTYPE_DEFAULT;
+    n->is_output = n->keeps_grad = n->adds_grads = 0;
+    n->shares_params = 1;
+    if (ampi_is(n, CONV2D)) {
+        n->conv.height = a->height;
+        n->conv.width = a->width;
+        if (amp_conv2d_output(&n->conv, &n->layer.height, &n->layer.width, &m->draft_exec)
+            != AMP_OK) return ampi_no_value();
+    }
+    AMPI_EACH_NODE(each) each->adds_grads |= each->params[0] == n->params[0];
+    return ampi_layer_add(m);
+}
+
+/* Refuses a desc of a custom operator on the draft; else a copy of it becomes the draft's. */
+AMPI_FN amp_result ampi_keep_custom(amp_model* m, const amp_custom_desc* d) {
+    const amp_logger* logger = &m->draft_logger;
+    amp_op op;
+    AMPI_REFUSE_DESC(amp_op_from_name(d->name, &op), "its name '%s' is that of amp's own operator",
+        d->name);
+    AMPI_REFUSE_DESC(d->name && (!*d->name || strlen(d->name) > 20 || !ampi_is_utf8(d->name)),
+        "its name must have 1 to 20 bytes of UTF-8");
+    AMPI_REFUSE_DESC(!d->forward, "forward is NULL");
+    AMPI_REFUSE_DESC(d->param_count < 0 || d->param_count > AMP_MAX_OPERANDS
+        || (d->param_count > 0 && !d->params), "param_count %d must lie in 0..%d, with params given",
+        d->param_count, AMP_MAX_OPERANDS);
+    AMPI_REFUSE_DESC(d->saved_bytes > SIZE_MAX / 64 / (size_t)m->desc.batch
+        || d->workspace_bytes > SIZE_MAX / 64, "saved_bytes or workspace_bytes is too large");
+    for (int k = 0; d->rules && k < 4; k++)
+        AMPI_REFUSE_DESC((unsigned)d->rules[k] > AMP_RULE_GRAY, "rule %d of O%d does not exist",
+            d->rules[k], k);
+    for (int k = 0; k < d->param_count; k++) {
+        const amp_custom_param* p = &d->params[k];
+        AMPI_REFUSE_DESC(!p->name || !*p->name || strlen(p->name) > 7 || !ampi_is_utf8(p->name),
+            "the name of parameter %d must have 1 to 7 bytes of UTF-8", k);
+        AMPI_REFUSE_DESC(p->count < 1 || p->count > INT32_MAX, "parameter '%s' has %llu elements",
+            p->name, (ampi_ull)p->count);
+        AMPI_REFUSE_DESC((unsigned)p->init > AMP_INIT_ZERO, "init %d does not exist", p->init);
+    }
+
+    ampi_custom* c = (ampi_custom*)ampi_alloc(sizeof *c, &m->desc.allocator);
+    AMPI_REFUSE_CALL(!c, AMP_ERR_MEMORY, "out of memory");
+    AMPI_CLEAR(*c);
+    c->desc = *d;
+    AMPI_SAY(c->name, "%s", d->name ? d->name : "custom");
+    for (int k = 0; k < 4; k++) c->rules[k] = d->rules ? d->rules[k] : AMP_RULE_FP32;
+    for (int k = 0; k < d->param_count; k++) {
+        c->params[k] = d->params[k];
+        AMPI_SAY(c->param_names[k], "%s", d->params[k].name);
+    }
+    m->draft.custom = c;
+    return AMP_OK;
+}
+
+/* Adds a custom operator, whose parameters stand in the order of its desc. */
+AMP_DEF amp_value amp_custom(amp_model* m, const amp_value* inputs, int count,
+        const amp_custom_desc* d) {
+    const amp_value none = ampi_no_value();
+    AMPI_DRAFT(n, AMP_OP_CUSTOM, inputs && count > 0 ? inputs[0] : none);
+    AMPI_REFUSE_NULL_DESC(d);
+    AMPI_REFUSE_LAYER(count > AMP_MAX_OPERANDS, AMP_ERR_ARGUMENT, "%d inputs, at most %d can be",
+        count, AMP_MAX_OPERANDS);
+    for (int j = 1; j < count; j++) {
+        ampi_node* in = ampi_node_of(m, inputs[j], "custom");
+        if (!in) return none;
+        n->inputs[n->input_count++] = in;
+    }
+    if (d->channels || d->height || d->width) {
+        AMPI_REFUSE_LAYER(!ampi_shape_fits(m, d->channels, d->height, d->width), AMP_ERR_SHAPE,
+            "its output %dx%dx%d is not a size that can be had", d->channels, d->height, d->width);
+        ampi_set_shape(n, d->channels, d->height, d->width);
+    }
+    if (ampi_keep_custom(m, d) != AMP_OK) return none;
+
+    for (int k = 0; k < d->param_count; k++) n->params[k] = m->param_count++;
+    const amp_value v = ampi_layer_add(m);
+    if (!v.id) ampi_free(m->draft.custom, &m->desc.allocator);
+    return v;
+}
+
 #define AMPI_LAYER_WITH(name, add, OP, type) \
     AMP_DEF amp_value name##_with(amp_model* m, amp_value x, const type* desc) { \
         return add(m, AMP_OP_##OP, x, desc); } \
@@ -12972,6 +13151,7 @@ AMPI_LAYER_WITH(amp_layer_norm, ampi_norm, LAYER_NORM, amp_norm_desc)
 AMPI_LAYER_WITH(amp_softmax_cross_entropy, ampi_loss_add, SOFTMAX_CROSS_ENTROPY, amp_loss_desc)
 AMPI_LAYER_WITH(amp_mse, ampi_loss_add, MSE, amp_loss_desc)
 AMPI_LAYER_WITH(amp_bce_with_logits, ampi_loss_add, BCE_WITH_LOGITS, amp_loss_desc)
+AMPI_LAYER_WITH(amp_mean, ampi_loss_add, MEAN, amp_loss_desc)
 
 /* Refuses a type that is not computed on, and too many regions inside one another. */
 AMP_DEF void amp_autocast_push(amp_model* m, amp_dtype dtype) {
@@ -13050,7 +13230,10 @@ AMP_DEF void amp_group(amp_model* m, amp_value v, int group) {
     ampi_node* n = ampi_node_of(m, v, "group");
     if (!n) return;
     const int groups = ampi_default_int(m->desc.optimizer.group_count, 1);  /* 0: one for all */
-    if (group < 0 || group >= groups)
+    if (n->shares_params)
+        ampi_build_fail(AMP_ERR_ARGUMENT, "group of '%s': its weights are another layer's",
+            n->layer.name);
+    else if (group < 0 || group >= groups)
         ampi_build_fail(AMP_ERR_ARGUMENT, "group of '%s' is %d, the optimizer has %d",
             n->layer.name, group, groups);
     else n->group = group;
@@ -13064,6 +13247,7 @@ AMPI_FN void ampi_resolve_rule(const amp_model* m, ampi_node* n) {
     amp_dtype forced = n->pin_dtype;  /* 0 = by nobody */
     l->rule = m->policy.rules[l->op];
     l->reason = m->policy.reasons[l->op];
+    if (n->custom && l->reason == AMP_REASON_LEVEL) l->rule = n->custom->rules[m->policy.level];
     l->compute_dtype = m->policy.low_dtype;
     if (forced) l->reason = AMP_REASON_PIN;
     else if (n->region_dtype && n->row->kind != AMPI_KIND_DATA && !ampi_is_loss(n)) {
@@ -13083,7 +13267,8 @@ AMPI_FN void ampi_resolve_leads(amp_model* m) {
     for (ampi_node* n = m->last; n; n = n->prev) {
         const int passes = n->layer.rule == AMP_RULE_GRAY || n->layer.rule == AMP_RULE_FOLLOW;
         n->f32_bias = m->policy.style == AMP_STYLE_ONEFLOW && n->layer.rule == AMP_RULE_LOW
-            && n->layer.reason < AMP_REASON_REGION && n->bias != AMPI_NONE && n->leads == 0;
+            && n->layer.reason < AMP_REASON_REGION && n->params[AMPI_BIAS] != AMPI_NONE
+            && n->leads == 0;
         n->leads = n->layer.rule == AMP_RULE_LOW || (passes && n->leads != 0);
         for (int j = 0; j < n->input_count; j++)
             if (n->leads || n->inputs[j]->leads == AMPI_NONE) n->inputs[j]->leads = n->leads;
@@ -13132,13 +13317,14 @@ AMPI_FN void ampi_resolve_storage(amp_model* m) {
         amp_dtype* t = &n->layer.storage_dtype;
         *t = n->layer.rule == AMP_RULE_LOW && !n->f32_bias ? n->layer.compute_dtype : n->visible;
         if (ampi_is(n, FLATTEN)) *t = ampi_stored(n->inputs[0]);
+        else if (n->custom) *t = n->layer.compute_dtype;
         else if (*t == AMP_F32 && n->wanted) *t = n->wanted;
     }
 }
 
 /* The cast of `source` to dtype: an old one, or a new node before `user`. NULL without memory. */
 AMPI_FN ampi_node* ampi_cast_of(amp_model* m, ampi_node* source, amp_dtype dtype, ampi_node* user) {
-    ampi_node **old = &source->casts[dtype == AMP_F16], *cast = *old;
+    ampi_node **old = &source->casts[dtype - AMP_F32], *cast = *old;
     if (cast) return cast;
 
     cast = ampi_draft(m, AMPI_OP_CAST, source);
@@ -13164,13 +13350,13 @@ AMPI_FN amp_result ampi_place_casts(amp_model* m) {
     AMPI_EACH_NODE(n) {
         const amp_dtype wanted = n->layer.compute_dtype;
         n->data_root = n->grad_root = n;
-        n->needs_grad = n->weight != AMPI_NONE || n->keeps_grad;
+        n->needs_grad = n->params[0] != AMPI_NONE || n->keeps_grad;
         n->users = n->is_output;
         n->on_loss_path = n->layer.casts = 0;
-        n->casts[0] = n->casts[1] = NULL;
+        AMPI_CLEAR(n->casts);
         for (int j = 0; j < n->input_count; j++) {
             ampi_node* source = ampi_source(n->inputs[j]);
-            if (wanted != AMP_F32 && wanted != ampi_stored(source))
+            if ((wanted != AMP_F32 || n->custom) && wanted != ampi_stored(source))
                 source = ampi_cast_of(m, source, wanted, n);
             if (!source) return AMP_ERR_MEMORY;
             n->reads[j] = source;
@@ -13188,7 +13374,7 @@ AMPI_FN int ampi_can_share(const ampi_node* n, int what) {
     const ampi_node* in = n->reads[0];
     if (n->row->shares < what || n->keeps_grad || in->users != 1) return 0;
     if (ampi_stored(in) != ampi_stored(n)) return 0;
-    return what == AMPI_SHARES_GRAD || (!ampi_is(in, INPUT) && in->row->reads != AMPI_READS_OUTPUT);
+    return what == AMPI_SHARES_GRAD || (!ampi_is(in, INPUT) && !(in->row->reads & AMPI_READS_OUTPUT));
 }
 
 /* Finds which nodes lead to a loss or share memory, and the times of execution. Refuses a layer
@@ -13202,8 +13388,11 @@ AMPI_FN amp_result ampi_mark_paths(amp_model* m) {
         n->on_loss_path |= ampi_is_loss(n) || n->is_output;
         for (int j = 0; j < n->input_count; j++) n->reads[j]->on_loss_path |= n->on_loss_path;
         if (ampi_can_share(n, AMPI_SHARES_GRAD)) n->reads[0]->grad_root = n->grad_root;
-        AMPI_REFUSE(ampi_has_roots(m) && n->weight != AMPI_NONE && !n->on_loss_path,
+        AMPI_REFUSE(ampi_has_roots(m) && n->params[0] != AMPI_NONE && !n->on_loss_path,
             AMP_ERR_SHAPE, "layer %d '%s' has weights, but no loss depends on it", n->number,
+            n->layer.name);
+        AMPI_REFUSE(n->custom && !n->custom->desc.backward && n->on_loss_path && n->needs_grad,
+            AMP_ERR_DESC, "layer '%s' has no backward function, but a loss depends on it",
             n->layer.name);
         AMPI_REFUSE(n->keeps_grad && !n->on_loss_path, AMP_ERR_SHAPE,
             "the gradient of '%s' is to be retained, but no loss depends on it", n->layer.name);
@@ -13256,7 +13445,15 @@ AMPI_FN void ampi_live_range_times(amp_model* m) {
         /* Its own value; those of inputs are filled before the first node runs. */
         if (!ampi_is_loss(n)) {
             ampi_live_range_use(ampi_live_data(n), n->input_count ? n->time : 0, own);
-            if (reads == AMPI_READS_OUTPUT) ampi_live_range_use(ampi_live_data(n), back, own);
+            if (reads & AMPI_READS_OUTPUT) ampi_live_range_use(ampi_live_data(n), back, own);
+        }
+
+        /* What a custom operator saves. */
+        if (n->custom && n->custom->desc.saved_bytes > 0) {
+            const size_t bytes = ampi_align(n->custom->desc.saved_bytes * (size_t)m->desc.batch);
+            ampi_live_range_use(&n->live[AMPI_LIVE_SAVED], n->time, bytes);
+            if (reads != AMPI_READS_NONE)
+                ampi_live_range_use(&n->live[AMPI_LIVE_SAVED], back, bytes);
         }
 
         /* What the caller reads stays to the end. The seed of an output is there from the start of
@@ -13271,7 +13468,7 @@ AMPI_FN void ampi_live_range_times(amp_model* m) {
             ampi_node* in = n->reads[j];
             const size_t bytes = ampi_value_bytes(m, in);
             ampi_live_range_use(ampi_live_data(in), n->time, bytes);
-            if (reads == AMPI_READS_INPUT) ampi_live_range_use(ampi_live_data(in), back, bytes);
+            if (reads & AMPI_READS_INPUT) ampi_live_range_use(ampi_live_data(in), back, bytes);
             if (!n->on_loss_path || !in->needs_grad) continue;
             ampi_live_range_use(ampi_live_grad(in), back, bytes);
             ampi_live_range_use(ampi_live_grad(in), end - in->time, bytes);
@@ -13353,20 +13550,20 @@ AMPI_FN amp_result ampi_plan_arena(amp_model* m) {
 AMPI_FN amp_dtype ampi_weight_dtype(const amp_model* m, const ampi_node* n) {
     const amp_layer* l = &n->layer;
     const int low_norm = ampi_is(n, LAYER_NORM) && ampi_styles[m->policy.style].low_norm;
-    if (n->weight == AMPI_NONE) return AMP_DTYPE_DEFAULT;
+    if (n->params[0] == AMPI_NONE) return AMP_DTYPE_DEFAULT;
     if (!ampi_is_norm(n) || low_norm) return l->compute_dtype;
     return m->policy.master_weights || l->rule != AMP_RULE_LOW ? AMP_F32 : l->compute_dtype;
 }
 
-/* Places parameter number `index`, the weight or bias of n, in each block, and describes it in
-   m->params; before there are blocks, counts its bytes only. */
-AMPI_FN void ampi_place_param(amp_model* m, ampi_node* n, int index) {
-    if (index == AMPI_NONE) return;
-    const int is_bias = index == n->bias;
+/* Places parameter k of n in each block, and describes it in m->params; before there are blocks,
+   counts its bytes only. */
+AMPI_FN void ampi_place_param(amp_model* m, ampi_node* n, int k) {
+    const int index = n->params[k], is_bias = k == AMPI_BIAS && !n->custom;
+    if (index == AMPI_NONE || n->shares_params) return;
     const int is_low = n->layer.param_dtype != AMP_F32 && !(is_bias && n->f32_bias);
     amp_param p;
     AMPI_CLEAR(p);
-    p.count = ampi_is(n, LAYER_NORM) ? n->features
+    p.count = n->custom ? n->custom->params[k].count : ampi_is(n, LAYER_NORM) ? n->features
         : (size_t)n->layer.channels * (is_bias ? 1 : n->fan_in);
     p.group = n->group;
     p.grad_dtype = ampi_dtype_or_f32(m->desc.grad_dtype);
@@ -13388,20 +13585,35 @@ AMPI_FN void ampi_place_param(amp_model* m, ampi_node* n, int index) {
 
     char* name = (char*)ampi_block_take(m, AMPI_BLOCK_HOST, AMPI_PARAM_NAME);
     if (!name) return;  /* sizes are counted */
-    ampi_say(name, AMPI_PARAM_NAME, "%s.%s", n->layer.name, is_bias ? "bias" : "weight");
+    ampi_say(name, AMPI_PARAM_NAME, "%s.%s", n->layer.name, n->custom ? n->custom->param_names[k]
+        : is_bias ? "bias" : "weight");
     p.name = name;
     m->params[index] = p;
     m->grad_list[index] = ampi_grad_at(&p, 0);
 }
 
+/* Weight number i of an init, drawn from the stream of that seed. */
+AMPI_FN float ampi_drawn_weight(amp_init init, size_t fan_in, size_t fan_out, uint64_t seed,
+        uint64_t i) {
+    if (init == AMP_INIT_ZERO) return 0.0f;
+    if (init == AMP_INIT_HE) return amp_random_normal(seed, i) * sqrtf(2.0f / (float)fan_in);
+    const float u = 2.0f * amp_random_uniform(seed, i) - 1.0f;
+    if (init == AMP_INIT_XAVIER) return u * sqrtf(6.0f / (float)(fan_in + fan_out));
+    return u / sqrtf((float)fan_in);
+}
+
+/* Element i of a parameter of a custom operator at the start. */
+AMPI_FN float ampi_initial_custom(const amp_custom_param* p, uint64_t seed, uint64_t i) {
+    if (p->init == AMP_INIT_ZERO) return p->value;
+    return ampi_drawn_weight(p->init, p->fan_in ? p->fan_in : p->count,
+        p->fan_out ? p->fan_out : p->count, seed, i);
+}
+
 /* Element i of a layer's weight or bias at the start, by its layer's init. */
 AMPI_FN float ampi_initial_weight(const ampi_node* n, int is_bias, uint64_t seed, uint64_t i) {
     if (ampi_is_norm(n)) return is_bias ? 0.0f : 1.0f;
-    if (n->init == AMP_INIT_ZERO || (is_bias && n->init != AMP_INIT_TORCH)) return 0.0f;
-    if (n->init == AMP_INIT_HE) return amp_random_normal(seed, i) * sqrtf(2.0f / (float)n->fan_in);
-    float u = 2.0f * amp_random_uniform(seed, i) - 1.0f;
-    if (n->init == AMP_INIT_XAVIER) return u * sqrtf(6.0f / (float)(n->fan_in + n->fan_out));
-    return u / sqrtf((float)n->fan_in);
+    if (is_bias && n->init != AMP_INIT_TORCH) return 0.0f;
+    return ampi_drawn_weight(n->init, n->fan_in, n->fan_out, seed, i);
 }
 
 /* The seed of a stream of random numbers: near model seeds and near streams become far apart. */
@@ -13411,10 +13623,11 @@ AMPI_FN uint64_t ampi_stream(const amp_model* m, int number) {
     return x ^ (x >> 32);
 }
 
-/* Fills parameter number `index`, of n, from a stream of its own: other parameters do not change
+/* Fills parameter k of n from a stream of its own: other parameters do not change
    it. Its low copy is written by ampi_open_training. */
-AMPI_FN amp_result ampi_init_param(amp_model* m, const ampi_node* n, int index) {
-    if (index == AMPI_NONE) return AMP_OK;
+AMPI_FN amp_result ampi_init_param(amp_model* m, const ampi_node* n, int k) {
+    const int index = n->params[k];
+    if (index == AMPI_NONE || n->shares_params) return AMP_OK;
     const amp_param* p = &m->params[index];
     const uint64_t seed = ampi_stream(m, index);
     float values[AMPI_BLOCK];
@@ -13422,7 +13635,8 @@ AMPI_FN amp_result ampi_init_param(amp_model* m, const ampi_node* n, int index) 
     for (size_t at = 0; at < p->count; at += count) {
         count = ampi_min_size(p->count - at, AMPI_BLOCK);
         for (size_t i = 0; i < count; i++)
-            values[i] = ampi_initial_weight(n, index == n->bias, seed, at + i);
+            values[i] = n->custom ? ampi_initial_custom(&n->custom->params[k], seed, at + i)
+                : ampi_initial_weight(n, k == AMPI_BIAS, seed, at + i);
         if (p->master) AMPI_RUN(copy_in, p->master + at, values, count * sizeof *values);
         else AMPI_RUN(upload, amp_ref_of((uint16_t*)p->low + at, p->low_dtype), amp_f32(values),
             count);
@@ -13434,6 +13648,7 @@ AMPI_FN amp_result ampi_init_param(amp_model* m, const ampi_node* n, int index) 
 AMPI_FN size_t ampi_workspace_of(const amp_model* m, const ampi_node* n) {
     const size_t batch = (size_t)m->desc.batch, in = n->fan_in, out = (size_t)n->layer.channels;
     const amp_backend* f = m->backend;
+    if (n->custom) return n->custom->desc.workspace_bytes;
     if (ampi_is(n, CONV2D)) return f->conv2d_workspace(&n->conv);
     if (ampi_is(n, LAYER_NORM)) return f->layer_norm_workspace(batch, n->features);
     if (!ampi_is(n, LINEAR)) return 0;
@@ -13445,6 +13660,7 @@ AMPI_FN int ampi_has_labels(const ampi_node* loss) { return ampi_is(loss, SOFTMA
 
 /* 32-bit numbers in a sample's targets: a label, or floats. */
 AMPI_FN size_t ampi_target_size(const ampi_node* loss) {
+    if (ampi_is(loss, MEAN)) return 0;
     return ampi_has_labels(loss) ? 1 : loss->reads[0]->features;
 }
 
@@ -13457,8 +13673,7 @@ AMPI_FN void ampi_place_node(amp_model* m, ampi_node* n) {
     const size_t groups = (size_t)(is_batch_norm ? n->layer.channels : m->desc.batch);
     n->layer.param_dtype = ampi_weight_dtype(m, n);
     n->layer.parameters = 0;
-    ampi_place_param(m, n, n->weight);
-    ampi_place_param(m, n, n->bias);
+    for (int k = 0; k < AMP_MAX_OPERANDS; k++) ampi_place_param(m, n, k);
     if (n->constants)
         n->reading.constants = ampi_floats_take(m, AMPI_BLOCK_STEP, 2 * n->reading.channels);
 
@@ -13507,7 +13722,8 @@ AMPI_FN amp_result ampi_init_values(amp_model* m) {
         /* Where it is. A value without a live range is never touched. */
         n->data = arena + ampi_live_data(n)->offset;
         n->grad = arena + ampi_live_grad(n)->offset;
-        for (int j = 0; j < AMPI_MAX_OPERANDS; j++) {
+        n->saved = arena + n->live[AMPI_LIVE_SAVED].offset;
+        for (int j = 0; j < AMP_MAX_OPERANDS; j++) {
             const ampi_live_range* part = &n->live[AMPI_LIVE_SUMMAND + j];
             n->parts[j] = part->bytes ? arena + part->offset : NULL;
         }
@@ -13516,8 +13732,7 @@ AMPI_FN amp_result ampi_init_values(amp_model* m) {
         if (n->constants)
             AMPI_RUN(copy_in, ampi_mutable(n->reading.constants), n->constants,
                 2 * n->reading.channels * sizeof(float));
-        AMPI_TRY(ampi_init_param(m, n, n->weight));
-        AMPI_TRY(ampi_init_param(m, n, n->bias));
+        for (int k = 0; k < AMP_MAX_OPERANDS; k++) AMPI_TRY(ampi_init_param(m, n, k));
         if (n->running) {
             for (int c = n->layer.channels; c < 2 * n->layer.channels; c++)  /* variances */
                 AMPI_RUN(copy_in, n->running + c, &one, sizeof one);
@@ -13778,6 +13993,7 @@ AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
         for (int j = 2; j < n->input_count; j++)
             h = ampi_hash_words(h, &n->inputs[j]->number, 1);
         h = ampi_hash_words(h, settings, AMPI_LENGTH(settings));
+        if (n->shares_params) h = ampi_hash_words(h, n->params, 1);
         if (n->norm.frozen) h = ampi_hash_words(h, &n->norm.frozen, 1);
         h = ampi_hash_words(h, &conv, offsetof(amp_conv2d_shape, pad_end_h) / 4);
         h = ampi_hash_words(h, &pool, offsetof(amp_pool2d_shape, pad_end_h) / 4);
@@ -13790,7 +14006,7 @@ AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
 /* Shape of a parameter: conv2d weight [O,C/groups,KH,KW], linear weight [O,I], others [count]. */
 AMPI_FN void ampi_param_shape(const amp_model* m, int param, int* rank, size_t shape[4]) {
     const ampi_node* n = m->first;
-    while (n && n->weight != param) n = n->next;
+    while (n && n->params[0] != param) n = n->next;
     *rank = !n || n->row->kind != AMPI_KIND_MATRIX ? 1 : ampi_is(n, LINEAR) ? 2 : 4;
     shape[0] = m->params[param].count;
     if (*rank == 1) return;
@@ -13864,6 +14080,41 @@ AMPI_FN amp_result ampi_run_dropout(amp_model* m, const ampi_node* n, amp_ref x,
         t->position, stride);
 }
 
+/* Do the gradients of n's parameters add to what is there: of an earlier micro-batch, or of a later
+   node that shares them? */
+AMPI_FN int ampi_adds_grads(const amp_model* m, const ampi_node* n) {
+    return n->adds_grads ? AMP_ACCUMULATE_PARAMS : m->pass.accumulate;
+}
+
+/* Calls a custom operator's forward function or, where dx lists the gradients of its inputs (NULL =
+   not wanted), backward. */
+AMPI_FN amp_result ampi_run_custom(amp_model* m, const ampi_node* n, void* const* dx) {
+    const amp_custom_desc* d = &n->custom->desc;
+    amp_custom_call c;
+    AMPI_CLEAR(c);
+    c.n = (int)m->pass.rows;
+    c.training = m->pass.training;
+    c.dtype = n->layer.compute_dtype;
+    c.y = ampi_output_of(n);
+    c.saved = n->saved;
+    c.exec = &m->exec;
+    c.user_data = d->user_data;
+    for (int j = 0; j < n->input_count; j++) c.x[j] = ampi_output_of(n->reads[j]);
+    for (int k = 0; k < d->param_count; k++) c.w[k] = ampi_weights(m, n->params[k]);
+    if (dx) {
+        c.dy = ampi_gradient_of(n);
+        c.add_dw = ampi_adds_grads(m, n) != 0;
+        for (int j = 0; j < n->input_count; j++)
+            if (dx[j]) c.dx[j] = amp_ref_of(dx[j], c.dtype);
+        for (int k = 0; k < d->param_count; k++) c.dw[k] = ampi_weight_grad(m, n->params[k]);
+    }
+
+    const amp_result r = (dx ? d->backward : d->forward)(&c);
+    if (r == AMP_OK) return AMP_OK;
+    return ampi_model_fail(r, "layer '%s': its %s function says: %s", n->layer.name,
+        dx ? "backward" : "forward", amp_result_string(r));
+}
+
 /* --- forward --- */
 /* Does the backend compute the ReLU behind n with n, in n's place? Then nobody sees n's own output:
    it must have no other reader, and a pass that observes outputs must see each. */
@@ -13920,7 +14171,8 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
     const ampi_node *in = n->reads[0], *second = n->reads[1];
     if (!in) return AMP_OK;  /* ampi_load_inputs has filled it */
     const amp_ref x = ampi_output_of(in), y = ampi_output_of(n);
-    const amp_ref w = ampi_weights(m, n->weight), b = ampi_weights(m, n->bias);
+    const amp_ref w = ampi_weights(m, n->params[AMPI_WEIGHT]);
+    const amp_ref b = ampi_weights(m, n->params[AMPI_BIAS]);
     const size_t rows = m->pass.rows, count = rows * n->features;
     const amp_cross_entropy_desc loss_desc = { n->smoothing, 0 /* packed rows */, NULL };
     float *mean = n->stats, *running = n->running, *loss = &m->loss_values[n->index];
@@ -13963,6 +14215,8 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
         case AMP_OP_MSE: case AMP_OP_BCE_WITH_LOGITS:
             return (ampi_is(n, MSE) ? f->mse_forward : f->bce_with_logits_forward)(x,
                 amp_f32((const float*)n->target), loss, rows * in->features, e);
+        case AMP_OP_MEAN: return f->mean_forward(x, x, loss, rows * in->features, e);
+        case AMP_OP_CUSTOM: return ampi_run_custom(m, n, NULL /* forward */);
     }
     return f->convert(y, x, count, e);  /* AMPI_OP_CAST, which no user can name */
 }
@@ -14020,11 +14274,13 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
     const amp_backend* f = m->backend;
     const amp_exec* e = &m->exec;
     const ampi_node* in = n->reads[j];
-    if (!to && n->weight == AMPI_NONE) return AMP_OK;  /* nothing is wanted */
-    const int from_input = n->row->reads == AMPI_READS_INPUT, add = m->pass.accumulate;
+    if (!to && n->params[0] == AMPI_NONE) return AMP_OK;  /* nothing is wanted */
+    const int from_input = n->row->reads == AMPI_READS_INPUT, add = ampi_adds_grads(m, n);
     const amp_ref dy = ampi_gradient_of(n), dx = amp_ref_of(to, ampi_stored(in));
-    const amp_ref saved = ampi_output_of(from_input ? in : n), w = ampi_weights(m, n->weight);
-    const amp_ref dw = ampi_weight_grad(m, n->weight), db = ampi_weight_grad(m, n->bias);
+    const amp_ref saved = ampi_output_of(from_input ? in : n);
+    const amp_ref w = ampi_weights(m, n->params[AMPI_WEIGHT]);
+    const amp_ref dw = ampi_weight_grad(m, n->params[AMPI_WEIGHT]);
+    const amp_ref db = ampi_weight_grad(m, n->params[AMPI_BIAS]);
     const size_t rows = m->pass.rows, count = rows * in->features;
     const float *scale = m->training.loss_scale, *mean = n->stats;
     const float share = n->loss_weight * m->pass.grad_factor;
@@ -14068,6 +14324,8 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
         case AMP_OP_MSE: case AMP_OP_BCE_WITH_LOGITS:
             return (ampi_is(n, MSE) ? f->mse_backward : f->bce_with_logits_backward)(saved,
                 amp_f32((const float*)n->target), scale, share, dx, count, e);
+        case AMP_OP_MEAN: return f->mean_backward(saved, saved, scale, share, dx, count, e);
+        case AMP_OP_CUSTOM: return AMP_OK;  /* see ampi_backward */
     }
     return f->convert(dx, dy, count, e);  /* a sum hands its gradient to both; AMPI_OP_CAST */
 }
@@ -14098,13 +14356,18 @@ AMPI_FN amp_result ampi_backward(amp_model* m) {
     for (const ampi_node* n = m->last; n; n = n->prev) {
         if (!n->on_loss_path || !n->wants_grad || ampi_is(n, FLATTEN)) continue;
         AMPI_TRY(ampi_observe(m, n, 1 /* gradient */));
+        void* dx[AMP_MAX_OPERANDS] = { NULL };
+        for (int j = 0; j < n->input_count; j++) {
+            const ampi_node* x = n->reads[j];
+            if (x->wants_grad) dx[j] = n->parts[j] ? n->parts[j] : x->grad;
+            AMPI_TRY(ampi_backward_input(m, n, j, dx[j]));
+        }
+        if (n->custom) AMPI_TRY(ampi_run_custom(m, n, dx));
         for (int j = 0; j < n->input_count; j++) {
             const ampi_node* x = n->reads[j];
             const amp_ref sum = ampi_gradient_of(x);
-            void* dx = !x->wants_grad ? NULL : n->parts[j] ? n->parts[j] : x->grad;
-            AMPI_TRY(ampi_backward_input(m, n, j, dx));
-            if (dx && dx != x->grad)
-                AMPI_RUN(add_forward, sum, amp_ref_of(dx, sum.dtype), sum,
+            if (dx[j] && dx[j] != x->grad)
+                AMPI_RUN(add_forward, sum, amp_ref_of(dx[j], sum.dtype), sum,
                     m->pass.rows * x->features);
         }
     }
@@ -14209,7 +14472,7 @@ AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char
 
     for (int i = 0; i < (with_targets ? AMPI_ARRAYS : AMP_MAX_INPUTS); i++) {
         const ampi_node* n = ampi_array_node(m, i);
-        if (!n) continue;
+        if (!n || (ampi_is_loss(n) && ampi_target_size(n) == 0)) continue;
         const void* data = AMPI_ARRAY(b, i);
         AMPI_REFUSE(!data, AMP_ERR_ARGUMENT, "%s: %s[%d] is NULL", what, ampi_array_name(i),
             n->index);
@@ -14288,8 +14551,9 @@ AMPI_FN void ampi_freeze(amp_model* m) {
         m->grad_list[i].count = p->grad ? p->count : 0;
     }
     AMPI_EACH_NODE(n) {
-        n->wants_grad = n->keeps_grad || ampi_weight_grad(m, n->weight).data
-            || ampi_weight_grad(m, n->bias).data;
+        n->wants_grad = n->keeps_grad;
+        for (int k = 0; k < AMP_MAX_OPERANDS; k++)
+            n->wants_grad |= ampi_weight_grad(m, n->params[k]).data != NULL;
         for (int j = 0; j < n->input_count; j++) n->wants_grad |= n->reads[j]->wants_grad;
     }
 }
@@ -16822,8 +17086,8 @@ AMPI_FN amp_result ampi_stats_pass(amp_model* m, amp_layer_stats* stats) {
     AMPI_TRY(ampi_load_seeds(m, NULL));
     AMPI_TRY(ampi_backward(m));
     AMPI_EACH_NODE(n)
-        for (int k = 0; k < 2; k++) {
-            const int param = k ? n->bias : n->weight;
+        for (int k = 0; k < AMP_MAX_OPERANDS; k++) {
+            const int param = n->params[k];
             amp_layer_stats* to = &stats[n->number];
             if (param == AMPI_NONE) continue;
             const amp_param* p = &m->params[param];

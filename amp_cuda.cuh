@@ -6199,11 +6199,12 @@ AMPI_D double ampi_d_loss_tile(const ampi_cuda_loss& q, size_t i) {
         ampi_d_widen8(v, x[u], q.x.dtype);
         ampi_d_widen8(w, target[u], q.target.dtype);
 
-        /* behind the last element x and target are 0: so is a square, but not a term of BCE */
+        /* behind the last element x and target are 0: so are terms but those of BCE */
         if (q.kind == AMPI_MSE) {
             for (int j = 0; j < 8; j++) v[j] -= w[j];
             sum += (double)ampi_d_dot8(v, v);
-        } else {
+        } else if (q.kind == AMPI_MEAN) sum += (double)ampi_d_sum8(v);
+        else {
             for (int j = 0; j < 8; j++) v[j] = ampi_bce_term(1, v[j], w[j]);
             ampi_d_trim8(v, q.n - at);
             sum += (double)ampi_d_sum8(v);
@@ -6471,7 +6472,7 @@ AMPI_CUDA(softmax_cross_entropy_backward, amp_ref logits, const int32_t* labels,
         AMPI_CUDA_ROW_SHARED, s);
 }
 
-/* MSE and BCE: (x - target) * factor, (sigmoid(x) - target) * factor. */
+/* MSE, BCE and MEAN: (x - target) * factor, (sigmoid(x) - target) * factor, factor. */
 struct ampi_op_loss_slope {
     ampi_loss kind;
     const float* loss_scale;
@@ -6485,15 +6486,16 @@ AMPI_D void ampi_d_begin(ampi_op_loss_slope& op) {
 
 AMPI_D void ampi_d_apply(const ampi_op_loss_slope& op, float (&x)[8], float (&target)[8], size_t) {
     if (op.kind == AMPI_MSE) for (int j = 0; j < 8; j++) x[j] = (x[j] - target[j]) * op.factor;
+    else if (op.kind == AMPI_MEAN) for (int j = 0; j < 8; j++) x[j] = op.factor;
     else for (int j = 0; j < 8; j++) x[j] = (ampi_act_sigmoid(1, x[j]) - target[j]) * op.factor;
 }
 
-/* The table's mse_forward or bce_with_logits_forward. */
+/* The table's mse_forward, bce_with_logits_forward or mean_forward. */
 template <ampi_loss KIND>
 static amp_result ampi_cuda_loss_forward(amp_ref x,
         amp_ref target, float* loss, size_t n, const amp_exec* exec) {
-    const char* op = KIND == AMPI_MSE ? "amp_cuda_mse_forward"
-        : "amp_cuda_bce_with_logits_forward";
+    const char* op = KIND == AMPI_MSE ? "amp_cuda_mse_forward" : KIND == AMPI_MEAN
+        ? "amp_cuda_mean_forward" : "amp_cuda_bce_with_logits_forward";
     const ampi_argument list[] = { AMPI_ARG(x, AMPI_IN, n), AMPI_ARG(target, AMPI_IN, n),
         AMPI_ARG_F32(loss, AMPI_OUT, 1) };
     ampi_cuda_loss q = {};
@@ -6513,13 +6515,13 @@ static amp_result ampi_cuda_loss_forward(amp_ref x,
     return ampi_cuda_loss_end(q, op, exec);
 }
 
-/* The table's mse_backward or bce_with_logits_backward. */
+/* The table's mse_backward, bce_with_logits_backward or mean_backward. */
 template <ampi_loss KIND>
 static amp_result ampi_cuda_loss_backward(amp_ref x,
         amp_ref target, const float* loss_scale, float weight, amp_ref dx, size_t n,
         const amp_exec* exec) {
-    const char* op = KIND == AMPI_MSE ? "amp_cuda_mse_backward"
-        : "amp_cuda_bce_with_logits_backward";
+    const char* op = KIND == AMPI_MSE ? "amp_cuda_mse_backward" : KIND == AMPI_MEAN
+        ? "amp_cuda_mean_backward" : "amp_cuda_bce_with_logits_backward";
     const ampi_argument list[] = { AMPI_ARG(x, AMPI_IN, n), AMPI_ARG(target, AMPI_IN, n),
         AMPI_ARG(dx, AMPI_OUT | AMPI_NULL, n), AMPI_ARG_F32(loss_scale, AMPI_NULL, 1) };
     const ampi_op_loss_slope functor = { KIND, loss_scale, weight, 0.0f, n };
@@ -8611,6 +8613,7 @@ AMP_DEF const amp_backend* amp_cuda_backend(void) {
         AMPI_CUDA_BOTH(softmax_cross_entropy),
         ampi_cuda_loss_forward<AMPI_MSE>, ampi_cuda_loss_backward<AMPI_MSE>,
         ampi_cuda_loss_forward<AMPI_BCE>, ampi_cuda_loss_backward<AMPI_BCE>,
+        ampi_cuda_loss_forward<AMPI_MEAN>, ampi_cuda_loss_backward<AMPI_MEAN>,
 
         ampi_cuda_training_open, ampi_cuda_training_close, ampi_cuda_training_begin,
         ampi_cuda_training_pass, ampi_cuda_training_losses, ampi_cuda_training_check,

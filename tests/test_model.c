@@ -873,6 +873,19 @@ static void test_shapes(void) {
     amp_model_destroy(m);
 }
 
+/* tanh, as an operator of the caller's own. */
+static amp_result own_tanh(const amp_custom_call* c) {
+    const size_t n = (size_t)c->n * 2 * 4 * 4;
+    if (!c->dy.data) return amp_activation_forward(AMP_TANH, c->x[0], c->y, n, c->exec);
+    return amp_activation_backward(AMP_TANH, c->dy, c->y, c->dx[0], 0, n, c->exec);
+}
+static amp_value own_layer(amp_model* m, amp_value x) {
+    amp_custom_desc d;
+    memset(&d, 0, sizeof d);
+    d.forward = d.backward = own_tanh;
+    return amp_custom(m, &x, 1, &d);
+}
+
 /* A layer of the operator on x, of 2x4x4; no value if this list has forgotten it. */
 static amp_value layer_with_op(amp_model* m, amp_op op, amp_value x) {
     amp_value none = { 0, 0 };
@@ -898,6 +911,8 @@ static amp_value layer_with_op(amp_model* m, amp_op op, amp_value x) {
         case AMP_OP_SOFTMAX_CROSS_ENTROPY: return amp_softmax_cross_entropy(m, amp_flatten(m, x));
         case AMP_OP_MSE: return amp_mse(m, x);
         case AMP_OP_BCE_WITH_LOGITS: return amp_bce_with_logits(m, x);
+        case AMP_OP_CUSTOM: return own_layer(m, x);
+        case AMP_OP_MEAN: return amp_mean(m, amp_sigmoid(m, x));
     }
     return none;
 }
@@ -923,7 +938,8 @@ static void train_with_op(amp_op op, amp_level level) {
     v = layer_with_op(m, op, v);
     CHECK_MSG(v.id != 0, "AMP_OP_LIST has %s: add the call that builds it to layer_with_op, above this test", name);
     if (v.id == 0) { amp_model_destroy(m); return; }
-    if (op != AMP_OP_SOFTMAX_CROSS_ENTROPY && op != AMP_OP_MSE && op != AMP_OP_BCE_WITH_LOGITS) amp_mse(m, v);
+    if (op != AMP_OP_SOFTMAX_CROSS_ENTROPY && op != AMP_OP_MSE && op != AMP_OP_BCE_WITH_LOGITS && op != AMP_OP_MEAN)
+        amp_mse(m, v);
     CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s: %s", name, amp_model_error(m));
 
     amp_optimizer_set_lr(amp_model_optimizer(m), 0.0f);

@@ -63,7 +63,9 @@ static const struct { amp_op op; const char* name; const char* rules; } table[] 
     { AMP_OP_HARD_SWISH,            "hard_swish",            "F.LL" },
     { AMP_OP_LEAKY_RELU,            "leaky_relu",            "F.LL" },
     { AMP_OP_MUL,                   "mul",                   "FPLL" },
-    { AMP_OP_UPSAMPLE,              "upsample",              "F.LL" }
+    { AMP_OP_UPSAMPLE,              "upsample",              "F.LL" },
+    { AMP_OP_CUSTOM,                "custom",                "FFFL" },
+    { AMP_OP_MEAN,                  "mean",                  "FFFF" }
 };
 enum { OPS = sizeof table / sizeof *table };
 
@@ -116,19 +118,19 @@ static void test_no_desc_is_O0(void) {
 static const struct {
     amp_style style; const char* name; int level; const char* rules; int cast_back, masters;
 } styles[] = {
-    /*                                   i c l m a b l r g t s s d a c f x m b g s h l m u */
-    { AMP_STYLE_PYTORCH,   "pytorch", 1,   ". L L . . . F . . . . F . P P . F F F . . . . P .", 0, 1 },
-    { AMP_STYLE_PYTORCH,   "pytorch", 2,   ". L L L L F F L L L L L L L L . F F F L L L L L L", 0, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 1, ". L L . . . F L . . . F . P P . F F F . . . . P .", 1, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 2, ". L L L L F F L L L L L L L L . F F F L L L L L L", 0, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 3, ". L L L L L L L L L L L L L L . F F F L L L L L L", 0, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 0, ". F F F F F F F F F F F F F F . F F F F F F F F F", 0, 1 },
-    { AMP_STYLE_APEX,      "apex", 1,      ". L L . . . F . F . . F . P P . F F F F . . . P F", 0, 1 },
-    { AMP_STYLE_APEX,      "apex", 2,      ". L L L L F L L L L L L L L L . F F F L L L L L L", 0, 1 },
-    { AMP_STYLE_APEX,      "apex", 3,      ". L L L L L L L L L L L L L L . F F F L L L L L L", 0, 0 },
-    { AMP_STYLE_NNABLA,    "nnabla", 2,    ". L L L L L L L L L L F L L L . F F F L L L L L L", 0, 1 },
-    { AMP_STYLE_ONEFLOW,   "oneflow", 1,   ". L L . G G G . G G G G G G . . F F F G G F F G .", 0, 1 },
-    { AMP_STYLE_ONEFLOW,   "oneflow", 0,   ". F F F F F F F F F F F F F F . F F F F F F F F F", 0, 1 },
+    /*                                   i c l m a b l r g t s s d a c f x m b g s h l m u c m */
+    { AMP_STYLE_PYTORCH,   "pytorch", 1,   ". L L . . . F . . . . F . P P . F F F . . . . P . F F", 0, 1 },
+    { AMP_STYLE_PYTORCH,   "pytorch", 2,   ". L L L L F F L L L L L L L L . F F F L L L L L L F F", 0, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 1, ". L L . . . F L . . . F . P P . F F F . . . . P . F F", 1, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 2, ". L L L L F F L L L L L L L L . F F F L L L L L L F F", 0, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 3, ". L L L L L L L L L L L L L L . F F F L L L L L L L F", 0, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 0, ". F F F F F F F F F F F F F F . F F F F F F F F F F F", 0, 1 },
+    { AMP_STYLE_APEX,      "apex", 1,      ". L L . . . F . F . . F . P P . F F F F . . . P F F F", 0, 1 },
+    { AMP_STYLE_APEX,      "apex", 2,      ". L L L L F L L L L L L L L L . F F F L L L L L L F F", 0, 1 },
+    { AMP_STYLE_APEX,      "apex", 3,      ". L L L L L L L L L L L L L L . F F F L L L L L L L F", 0, 0 },
+    { AMP_STYLE_NNABLA,    "nnabla", 2,    ". L L L L L L L L L L F L L L . F F F L L L L L L F F", 0, 1 },
+    { AMP_STYLE_ONEFLOW,   "oneflow", 1,   ". L L . G G G . G G G G G G . . F F F G G F F G . F F", 0, 1 },
+    { AMP_STYLE_ONEFLOW,   "oneflow", 0,   ". F F F F F F F F F F F F F F . F F F F F F F F F F F", 0, 1 },
 };
 
 static void test_styles(void) {
@@ -303,7 +305,8 @@ static void test_lists_out(void) {
     out[0] = AMP_OP_MSE;
     CHECK(memcmp(&p, &before, sizeof p) == 0);
     n = amp_policy_black_list(&p, out, AMP_OP_COUNT);
-    CHECK(n == 5 && out[0] == AMP_OP_LAYER_NORM && out[1] == AMP_OP_SOFTMAX && out[4] == AMP_OP_BCE_WITH_LOGITS);
+    CHECK(n == 7 && out[0] == AMP_OP_LAYER_NORM && out[1] == AMP_OP_SOFTMAX && out[4] == AMP_OP_BCE_WITH_LOGITS
+        && out[5] == AMP_OP_CUSTOM && out[6] == AMP_OP_MEAN);
     out[1] = AMP_OP_RELU;
     CHECK(amp_policy_white_list(&p, out, 1) == 2 && out[0] == AMP_OP_CONV2D && out[1] == AMP_OP_RELU);
     CHECK(amp_policy_white_list(&p, NULL, 0) == 2);
