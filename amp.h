@@ -12266,8 +12266,8 @@ typedef struct ampi_live_range {
                                       copy */
 } ampi_live_range;
 
-/* The live ranges of a node: its value, the value's gradient, what a custom operator saves. SUMMAND + j: what it adds to the
-   gradient of input j, where another node has written that. */
+/* The live ranges of a node: its value, the value's gradient, what a custom operator saves.
+   SUMMAND + j: what it adds to the gradient of input j, where another node has written that. */
 enum { AMPI_LIVE_DATA, AMPI_LIVE_GRAD, AMPI_LIVE_SAVED, AMPI_LIVE_SUMMAND,
         AMPI_LIVE_RANGES = AMPI_LIVE_SUMMAND + AMP_MAX_OPERANDS };
 
@@ -13086,8 +13086,8 @@ AMPI_FN amp_result ampi_keep_custom(amp_model* m, const amp_custom_desc* d) {
         "its name must have 1 to 20 bytes of UTF-8");
     AMPI_REFUSE_DESC(!d->forward, "forward is NULL");
     AMPI_REFUSE_DESC(d->param_count < 0 || d->param_count > AMP_MAX_OPERANDS
-        || (d->param_count > 0 && !d->params), "param_count %d must lie in 0..%d, with params given",
-        d->param_count, AMP_MAX_OPERANDS);
+        || (d->param_count > 0 && !d->params),
+        "param_count %d must lie in 0..%d, with params given", d->param_count, AMP_MAX_OPERANDS);
     AMPI_REFUSE_DESC(d->saved_bytes > SIZE_MAX / 64 / (size_t)m->desc.batch
         || d->workspace_bytes > SIZE_MAX / 64, "saved_bytes or workspace_bytes is too large");
     for (int k = 0; d->rules && k < 4; k++)
@@ -13374,7 +13374,8 @@ AMPI_FN int ampi_can_share(const ampi_node* n, int what) {
     const ampi_node* in = n->reads[0];
     if (n->row->shares < what || n->keeps_grad || in->users != 1) return 0;
     if (ampi_stored(in) != ampi_stored(n)) return 0;
-    return what == AMPI_SHARES_GRAD || (!ampi_is(in, INPUT) && !(in->row->reads & AMPI_READS_OUTPUT));
+    if (what == AMPI_SHARES_GRAD) return 1;
+    return !ampi_is(in, INPUT) && !(in->row->reads & AMPI_READS_OUTPUT);
 }
 
 /* Finds which nodes lead to a loss or share memory, and the times of execution. Refuses a layer

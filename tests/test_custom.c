@@ -383,6 +383,30 @@ static void test_reuse_kinds(void) {
     amp_model_destroy(other);
 }
 
+/* A checkpoint of a graph that is wired otherwise, in the third input or in what is used again, is refused. */
+static void test_wiring_is_checked(void) {
+    const char* path = "build/wiring.safetensors";
+    amp_model_desc d = model_desc(2, AMP_O0, AMP_F16);
+    int kind;
+    for (kind = 0; kind < 4; kind++) {
+        amp_model* m = new_model(&d);
+        amp_value x = amp_input(m, IN, 1, 1), a = amp_linear(m, x, IN), b = amp_linear(m, x, IN), v[3];
+        amp_custom_desc c;
+        memset(&c, 0, sizeof c);
+        c.forward = keeper_forward;
+        c.backward = keeper_backward;
+        v[0] = v[1] = x;
+        v[2] = kind % 2 ? a : b;
+        x = amp_add(m, amp_custom(m, v, 3, &c), amp_reuse(m, kind / 2 ? a : b, amp_tanh(m, amp_add(m, a, b))));
+        amp_mean(m, x);
+        CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", heard);
+        if (kind == 0) CHECK(amp_checkpoint_save(m, path) == AMP_OK);
+        CHECK_MSG((amp_checkpoint_load(m, path) == AMP_OK) == (kind == 0), "%d", kind);
+        amp_model_destroy(m);
+    }
+    remove(path);
+}
+
 /* --- mistakes ----------------------------------------------------------------------------------------------- */
 
 static amp_result fails_at, fails_back;
@@ -526,6 +550,7 @@ int main(int argc, char** argv) {
     TEST(test_operands);
     TEST(test_reuse_adds);
     TEST(test_reuse_kinds);
+    TEST(test_wiring_is_checked);
     TEST(test_failing_functions);
     TEST(test_refused);
     TEST(test_memory);
