@@ -449,8 +449,8 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* s, amp_ref dy, am
 
 /* --- pooling --- */
 
-/* SUM is an average that divides by 1. Its backward call is nearest upsampling by the kernel's size;
-   its forward call is the gradient of that. */
+/* SUM is an average that divides by 1. Its backward call is nearest upsampling by the kernel's
+   size; its forward call is the gradient of that. */
 typedef AMPI_ENUM(amp_pool) {
     AMP_POOL_MAX = 0, AMP_POOL_AVERAGE = 1, AMP_POOL_SUM = 2
 } amp_pool;
