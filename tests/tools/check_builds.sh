@@ -22,6 +22,12 @@ if have cmake; then
     cmake -S "$d" -B "$d/b" > "$d/log" 2>&1 && cmake --build "$d/b" -v >> "$d/log" 2>&1 || { cat "$d/log"; exit 1; }
     grep -q -e '-O2.* -c .*amp\.c' "$d/log" || { echo "CMake compiles amp.c without -O2"; exit 1; }
     runs "$d/b/app"
+    # Without a copy of amp.h: FetchContent takes it from a clone, here from this directory.
+    start FetchContent; rm "$d/amp.h"
+    { printf 'cmake_minimum_required(VERSION 3.14)\nproject(app C)\n'; lines CMake; lines FetchContent; } > "$d/CMakeLists.txt"
+    cmake -S "$d" -B "$d/b" -DFETCHCONTENT_SOURCE_DIR_HEADER="$PWD" > "$d/log" 2>&1 && cmake --build "$d/b" >> "$d/log" 2>&1 ||
+        { cat "$d/log"; exit 1; }
+    runs "$d/b/app"
 else echo "skipped: no cmake"; fi
 start meson
 { echo "project('app', 'c')"; lines meson; } > "$d/meson.build"

@@ -1,6 +1,6 @@
 """readme.py [--check]: writes what README.md and its neighbours take from elsewhere, between <!-- NAME --> and <!-- /NAME -->.
 examples/lessons/README.md      contents: each lesson's program, picture and answers, and the other headings
-README.md                       program and its output (examples/train_small.c, build/train_small), gpu: five rows,
+README.md                       program and its output (examples/train_small.c, build/train_small), gpu: four rows,
                                 steps beside PyTorch's, and claims that must be what tests/results.md shows
 examples/own_loop.diff          own_loop_fp32.c beside own_loop.c; README shows some of its lines
 tests/results.md                demo, proof and bits: what `make demo > build/demo.txt`, `make check` and `make test-bits` wrote
@@ -141,7 +141,7 @@ def steps():
     shapes = {tuple(r[:2]) for r in rows}
     ranges = [over_fp32(p, t, shapes) for p, t in [(path, "bf16-fast")] + [(p, "bf16") for p in zen] + [(path, "bf16"), (path, "f16")]]
     low, high = min(r.split(" to ")[0] for r in ranges[1:-2]), max(r.split(" to ")[1] for r in ranges[1:-2])
-    return "\n".join(lines + ["", "Beside its own FP32, BF16 is %s times as fast with fast sums, %s to %s on AMD from Zen 4 (earlier version), else %s; FP16 %s." %
+    return "\n".join(lines + ["", "BF16 is %s times as fast as FP32 of amp with fast sums. It is %s to %s on AMD from Zen 4 (earlier version), else %s; FP16 %s." %
                               (ranges[0], low, high, ranges[-2], ranges[-1])])
 
 def claims():
@@ -175,7 +175,7 @@ def gpu_all():
     return "\n" + "\n".join(lines + ["", "All figures: [%s](%s)." % (os.path.basename(path), os.path.basename(path))]) + "\n"
 
 def gpu():
-    """Five rows: the best and the worst product, a pass, and steps of networks."""
+    """Four rows: the best and the worst product, and steps of networks."""
     path = gpu_file()
     if not path: return None
     head, *sections = read(path).split("\n### ")
@@ -186,7 +186,7 @@ def gpu():
     by = sorted(products, key=lambda c: float(c[8]))
     for what, c in (("best", by[-1]), ("worst", by[0])) if by else ():
         lines.append("| product of BF16, the %s: %s x %s x %s | %s TFLOP/s | cuBLAS %s TFLOP/s | %s |" % (what, c[0], c[1], c[2], c[6], c[7], c[8]))
-    wanted = ("gpt2:8x1024 bf16", "resnet34:128 f16", "AdamW, one tensor", "lenet5:64 f16", "LeNet-5, batch 64, f16",
+    wanted = ("gpt2:8x1024 bf16", "resnet34:128 f16", "lenet5:64 f16", "LeNet-5, batch 64, f16",
               "MLP 784-4096 (5x)-10, batch 8192, bf16")
     for rows in ([c for c in torch if c[0].startswith(w) and len(c) > 3 and c[1]] for w in wanted):
         for c in sorted(rows, key=lambda c: float(c[2]))[:1]:           # PyTorch's best form
