@@ -1270,6 +1270,8 @@ typedef struct amp_model_desc {
                                        whatever each n */
     int max_replays;                /* repeats of an overflowing batch at the lower scale; not with
                                        accumulate > 1 */
+    int inference;                  /* 1 = for predictions and evaluation only: no gradients, no
+                                       moments, and no masters of weights in 16 bits */
     amp_sums sums;
     uint64_t seed;                  /* of weights and dropout; any value */
     const amp_backend* backend;     /* NULL = CPU */
@@ -1443,7 +1445,8 @@ typedef struct amp_custom_desc {
     void* user_data;
 } amp_custom_desc;
 /* Adds such an operator on `count` inputs (1 to AMP_MAX_OPERANDS). A loss of your own is one with
-   an output of one element a sample, and amp_mean of it. Its data lies in the backend's memory. */
+   an output of one element a sample, and amp_mean of it. Its data lies in the backend's memory.
+   amp has no LSTM and no GRU: one such operator over all steps of a sequence computes either. */
 AMP_DEF amp_value amp_custom(amp_model* m, const amp_value* inputs, int count,
     const amp_custom_desc* desc);
 
@@ -12438,8 +12441,10 @@ AMP_DEF const char* amp_model_error(const amp_model* m) {
 
 AMPI_FN int ampi_is_final(const amp_model* m) { return m && m->finalized; }
 
-/* Can the model train: does it have a loss, or an output? */
-AMPI_FN int ampi_has_roots(const amp_model* m) { return m->loss_count + m->output_count > 0; }
+/* Can the model train: is it meant to, and has it a loss or an output? */
+AMPI_FN int ampi_is_trainable(const amp_model* m) {
+    return !m->desc.inference && m->loss_count + m->output_count > 0;
+}
 
 /* Refuses a model that is NULL or not finalized. */
 AMPI_FN amp_result ampi_check_finalized(const amp_model* m, const char* what) {
@@ -13350,7 +13355,7 @@ AMPI_FN amp_result ampi_place_casts(amp_model* m) {
     AMPI_EACH_NODE(n) {
         const amp_dtype wanted = n->layer.compute_dtype;
         n->data_root = n->grad_root = n;
-        n->needs_grad = n->params[0] != AMPI_NONE || n->keeps_grad;
+        n->needs_grad = !m->desc.inference && (n->params[0] != AMPI_NONE || n->keeps_grad);
         n->users = n->is_output;
         n->on_loss_path = n->layer.casts = 0;
         AMPI_CLEAR(n->casts);
@@ -13389,7 +13394,7 @@ AMPI_FN amp_result ampi_mark_paths(amp_model* m) {
         n->on_loss_path |= ampi_is_loss(n) || n->is_output;
         for (int j = 0; j < n->input_count; j++) n->reads[j]->on_loss_path |= n->on_loss_path;
         if (ampi_can_share(n, AMPI_SHARES_GRAD)) n->reads[0]->grad_root = n->grad_root;
-        AMPI_REFUSE(ampi_has_roots(m) && n->params[0] != AMPI_NONE && !n->on_loss_path,
+        AMPI_REFUSE(ampi_is_trainable(m) && n->params[0] != AMPI_NONE && !n->on_loss_path,
             AMP_ERR_SHAPE, "layer %d '%s' has weights, but no loss depends on it", n->number,
             n->layer.name);
         AMPI_REFUSE(n->custom && !n->custom->desc.backward && n->on_loss_path && n->needs_grad,
@@ -13461,7 +13466,7 @@ AMPI_FN void ampi_live_range_times(amp_model* m) {
            the backward pass. */
         if (n->is_output) ampi_live_range_use(ampi_live_data(n), end, own);
         if (n->is_output && n->needs_grad) ampi_live_range_use(ampi_live_grad(n), start, own);
-        if (n->keeps_grad) ampi_live_range_use(ampi_live_grad(n), end, own);
+        if (n->keeps_grad && n->needs_grad) ampi_live_range_use(ampi_live_grad(n), end, own);
 
         /* Its inputs' values, and their gradients where the backward pass hands them one: until
            each input's own turn. No loss depends on a flatten: its readers read its input. */
@@ -13575,9 +13580,9 @@ AMPI_FN void ampi_place_param(amp_model* m, ampi_node* n, int k) {
         p.low = ampi_block_take(m, AMPI_BLOCK_LOW, p.count * 2);
         p.low_dtype = n->layer.param_dtype;
     }
-    if (!is_low || m->policy.master_weights)
+    if (!is_low || (m->policy.master_weights && !m->desc.inference))
         p.master = ampi_floats_take(m, AMPI_BLOCK_MASTERS, p.count);
-    if (ampi_has_roots(m)) {
+    if (ampi_is_trainable(m)) {
         const int kind = ampi_update_kind_of(&m->desc.optimizer);
         p.grad = ampi_block_take(m, AMPI_BLOCK_GRADS, p.count * ampi_type_size(p.grad_dtype));
         if (ampi_uses_m(kind)) p.m = ampi_floats_take(m, AMPI_BLOCK_MOMENTS, p.count);
@@ -13781,7 +13786,7 @@ AMPI_FN amp_result ampi_open_training(amp_model* m) {
     amp_optimizer_desc d = m->desc.optimizer;
     amp_param_group groups[AMP_MAX_GROUPS];
 
-    if (!ampi_has_roots(m)) {
+    if (!ampi_is_trainable(m)) {
         memcpy(groups, m->groups, sizeof groups);
         for (int i = 0; i < AMP_MAX_GROUPS; i++) groups[i].frozen = 1;
         d.groups = groups;
@@ -14970,7 +14975,8 @@ AMPI_FN amp_result ampi_agree_on_batch(amp_model* m, amp_result own) {
 /* A training pass needs more than evaluation. */
 AMPI_FN amp_result ampi_check_training(amp_model* m, const amp_batch* b, const char* what) {
     AMPI_TRY(ampi_check_batch(m, b, what, 1 /* with targets */));
-    AMPI_REFUSE(!ampi_has_roots(m), AMP_ERR_STATE, "%s: the model has no loss", what);
+    AMPI_REFUSE(m->desc.inference, AMP_ERR_STATE, "%s: the model was made for inference", what);
+    AMPI_REFUSE(!ampi_is_trainable(m), AMP_ERR_STATE, "%s: the model has no loss", what);
     AMPI_REFUSE(m->param_count == 0, AMP_ERR_STATE, "%s: the model has no parameters", what);
     AMPI_EACH_NODE(n)
         AMPI_REFUSE(n->running && !n->norm.frozen && b->n == 1 && n->norm.spatial == 1,

@@ -454,6 +454,52 @@ static void test_refused_outputs(void) {
     }
 }
 
+/* A model for inference: the predictions and losses of the trained one, from its checkpoint, for any number of samples;
+   weights that layers read in 16 bits have no masters; no step. */
+static void test_inference(void) {
+    const char* path = "build/inference.safetensors";
+    int level, low, n;
+    for (level = 0; level <= 3; level++)
+        for (low = AMP_F16; low <= AMP_BF16; low++) {
+            amp_model_desc d = model_desc(8, (amp_level)level, (amp_dtype)low);
+            toy trained, lean;
+            amp_memory full, small;
+            amp_eval_info a, b;
+            amp_batch batch = labelled(0, 8);
+            int i, count;
+            const amp_param* p;
+            d.optimizer.kind = AMP_ADAM;
+            trained = make_toy(&d, 1, 0.25f);
+            d.inference = 1;
+            d.seed = 7;
+            lean = make_toy(&d, 1, 0.25f);
+            for (i = 0; i < 5; i++) CHECK(amp_train_step(trained.m, &batch, NULL) == AMP_OK);
+            CHECK(amp_checkpoint_save(trained.m, path) == AMP_OK);
+            CHECK_MSG(amp_checkpoint_load_weights(lean.m, path, &count) == AMP_OK && count == 12, "%s, %d", heard, count);
+            for (n = 1; n <= 8; n += 7) {
+                float x[8 * CLASSES], y[8 * CLASSES];
+                batch = labelled(0, n);
+                CHECK(amp_predict(trained.m, &batch, trained.v[10], x) == AMP_OK);
+                CHECK(amp_predict(lean.m, &batch, lean.v[10], y) == AMP_OK);
+                CHECK(memcmp(x, y, (size_t)(n * CLASSES) * sizeof *x) == 0);
+                CHECK(amp_evaluate(trained.m, &batch, &a) == AMP_OK && amp_evaluate(lean.m, &batch, &b) == AMP_OK);
+                CHECK(to_bits(a.loss) == to_bits(b.loss) && a.correct == b.correct);
+            }
+            CHECK(amp_model_memory(trained.m, &full) == AMP_OK && amp_model_memory(lean.m, &small) == AMP_OK);
+            CHECK(small.gradient_bytes == 0 && small.optimizer_bytes == 0);
+            CHECK(small.low_parameter_bytes == full.low_parameter_bytes);
+            CHECK_MSG(small.activation_bytes * 8 < full.activation_bytes * 5, "%d of %d bytes", (int)small.activation_bytes,
+                (int)full.activation_bytes);
+            p = amp_model_params(lean.m, &count);
+            for (i = 0; i < count; i++) CHECK(!p[i].grad && !p[i].m && !p[i].v && !p[i].master == (p[i].low != NULL));
+            check_refused(amp_train_step(lean.m, &batch, NULL), AMP_ERR_STATE, "train step: the model was made for inference");
+            check_refused(amp_forward(lean.m, &batch, NULL), AMP_ERR_STATE, "forward: the model was made for inference");
+            amp_model_destroy(trained.m);
+            amp_model_destroy(lean.m);
+        }
+    remove(path);
+}
+
 int main(int argc, char** argv) {
     TEST_BEGIN(argc, argv);
     make_pictures();
@@ -468,5 +514,6 @@ int main(int argc, char** argv) {
     TEST(test_discard);
     TEST(test_refused_parts);
     TEST(test_refused_outputs);
+    TEST(test_inference);
     TEST_END();
 }
