@@ -23,7 +23,7 @@ MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 2)
 endif
 
 .PHONY: all demo lessons lesson grade slides examples test test-bits test-avx512 bench bench-quick bench-old budget bench-counts coverage mutants mutants-emu check test-emu
-.PHONY: cuda cuda-report test-cuda bench-cuda demo-cuda clean help
+.PHONY: cuda cuda-report test-cuda bench-cuda demo-cuda demo-mpi clean help
 all: examples demo-program
 
 demo: $(B)/demo ## train LeNet-5 in FP32 and in mixed precision, side by side; DATA=dir reads MNIST files
@@ -126,6 +126,9 @@ bench-cuda: ## on a real GPU: tests, training beside PyTorch, operators, sanitiz
 
 demo-cuda: ## the demo on a GPU; DATA=dir reads MNIST files
 	@B=$(B) sh tests/cuda.sh demo $(if $(DATA),"$(DATA)")
+
+demo-mpi: ## one network trained by 1 to 4 processes (Open MPI: openmpi-bin, libopenmpi-dev)
+	+@sh tests/check_mpi.sh demo
 
 examples: $(EXAMPLES:%=$(B)/%) ## build the examples
 

@@ -166,6 +166,8 @@ proof=build/proof.txt; [ -n "$DATA" ] || proof=build/proof_drawn.txt
 step "training proofs" sh -c "$CC -std=c99 -O2 tests/prove_training.c build/impl.o -o $out/prove -lm && $out/prove 4 $DATA > $proof || { cat $proof; false; }"
 if [ -z "$DATA" ]; then skip "no directory of MNIST files (DATA=...): training is proven on drawn digits"; fi
 step "examples run" sh tests/check_examples.sh "$DATA"
+if have mpicc && have mpirun; then step "several processes, by MPI" sh tests/check_mpi.sh
+else skip "MPI is not here (openmpi-bin, libopenmpi-dev)"; fi
 
 # --- all 2^32 floats -------------------------------------------------------------------------------------
 exhaustive() { $CC -std=c99 $2 tests/fuzz/exhaustive_half.c $1 -o $out/exhaustive -lm && $out/exhaustive $3; }

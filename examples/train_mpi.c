@@ -1,0 +1,176 @@
+/* train_mpi.c - the same training in several processes, over MPI: each rank sees its own batches, the gradients are
+   summed, and the weights stay equal, bit for bit. k ranks give the bits of one process with k micro-batches.
+
+     make demo-mpi                      builds it, and runs it with 1 to 4 ranks
+     mpirun -np 4 build/train_mpi [--level O0|O2] [--grads f32|f16|bf16] [--micro K] [--steps N] [--width N]
+                                  [--save PATH] [--overflow] [--die STEP] [--patience SECONDS]
+
+   Option --overflow spoils two steps: all skip them alike. --die ends the last rank by a signal.
+   By hand:  mpicc -O2 -o train_mpi examples/train_mpi.c -lm
+
+   A sum of MPI_Allreduce has any order. Here each rank owns a chunk of the array: all send it their numbers
+   (all-to-all), it adds them in FP32 in the order of the ranks, all get the sums (all-gather). A rank sends and
+   receives 2 (k - 1) / k of the array, as in the best all-reduce.
+
+   Gradients of 16 bits are rounded once more than those of micro-batches: then the ranks are equal to each other only.
+
+   When a process dies, OpenMPI 4.1 ends all others: mpirun sees it before them. Under `mpirun --enable-recovery` they
+   live, but a collective call returns no error; it hangs. So calls are polled here, and fail after some seconds:
+   amp_train_step returns AMP_ERR_COMM, and the logger of each rank says so. */
+#define AMP_IMPLEMENTATION
+#include "../amp.h"
+#include <math.h>
+#include <mpi.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BATCH = 32, MAX_RANKS = 1024 };
+
+typedef struct ranks_state {
+    int rank, size;
+    double patience;    /* seconds until a call has failed */
+    int sent[MAX_RANKS], sent_at[MAX_RANKS], got[MAX_RANKS], got_at[MAX_RANKS];  /* in bytes */
+    char* parts;    /* the own chunk, of each rank */
+    float* sum;     /* of them */
+    size_t room;    /* bytes of each */
+} ranks_state;
+
+/* Waits for a collective call that returned `code`; 0 if it failed, or is not through in time. */
+static int finished(const ranks_state* s, int code, MPI_Request* request) {
+    const double end = MPI_Wtime() + s->patience;
+    int done = 0;
+    while (code == MPI_SUCCESS && !done && MPI_Wtime() < end) code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
+    return code == MPI_SUCCESS && done;
+}
+
+/* Makes room for `count` numbers, of each rank a chunk. */
+static int reserve(ranks_state* s, size_t count) {
+    const size_t room = 4 * (count + (size_t)s->size);
+    if (room <= s->room) return 1;
+    free(s->parts);
+    free(s->sum);
+    s->parts = (char*)malloc(room);
+    s->sum = (float*)malloc(room);
+    s->room = s->parts && s->sum ? room : 0;
+    return s->room > 0;
+}
+
+/* The hook: sums over the ranks, in place, in their order. */
+static amp_result all_reduce_sum(void* data, amp_dtype dtype, size_t count, void* stream, void* user_data) {
+    ranks_state* s = (ranks_state*)user_data;
+    const size_t each = amp_dtype_size(dtype), first = count * (size_t)s->rank / (size_t)s->size,
+        own = count * (size_t)(s->rank + 1) / (size_t)s->size - first;
+    char* chunk = (char*)data + each * first;
+    MPI_Request request;
+    (void)stream;
+    if (!reserve(s, count)) return AMP_ERR_MEMORY;
+    for (int r = 0; r < s->size; r++) {
+        s->sent_at[r] = (int)(each * (count * (size_t)r / (size_t)s->size));
+        s->sent[r] = (int)(each * (count * (size_t)(r + 1) / (size_t)s->size)) - s->sent_at[r];
+        s->got[r] = (int)(each * own);
+        s->got_at[r] = r * s->got[r];
+    }
+    int code = MPI_Ialltoallv(data, s->sent, s->sent_at, MPI_BYTE, s->parts, s->got, s->got_at, MPI_BYTE,
+                              MPI_COMM_WORLD, &request);
+    if (!finished(s, code, &request)) return AMP_ERR_COMM;
+
+    for (int r = 0; r < s->size; r++) {
+        const amp_ref part = { s->parts + s->got_at[r], dtype };
+        if (r == 0) amp_convert(amp_f32(s->sum), part, own);
+        else amp_add_forward(amp_f32(s->sum), part, amp_f32(s->sum), own, NULL);
+    }
+    amp_convert((amp_ref){ chunk, dtype }, amp_f32(s->sum), own);  /* rounded once */
+
+    code = MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_BYTE, data, s->sent, s->sent_at, MPI_BYTE, MPI_COMM_WORLD, &request);
+    return finished(s, code, &request) ? AMP_OK : AMP_ERR_COMM;
+}
+
+/* Batch number i of all: points, and whether they lie inside a circle. */
+static void make_batch(int i, float points[BATCH][2], int32_t inside[BATCH]) {
+    for (int n = 0; n < BATCH; n++) {
+        const uint64_t at = (uint64_t)(i * BATCH + n) * 2;
+        for (int k = 0; k < 2; k++) points[n][k] = 2.0f * amp_random_uniform(1, at + (uint64_t)k) - 1.0f;
+        inside[n] = points[n][0] * points[n][0] + points[n][1] * points[n][1] < 0.6f;
+    }
+}
+
+/* FNV-1a of all master weights. */
+static uint64_t hash_weights(amp_model* m) {
+    uint64_t h = 14695981039346656037u;
+    int count;
+    const amp_param* p = amp_model_params(m, &count);
+    for (int i = 0; i < count; i++)
+        for (size_t k = 0; k < p[i].count * sizeof(float); k++)
+            h = (h ^ ((const unsigned char*)p[i].master)[k]) * 1099511628211u;
+    return h;
+}
+
+int main(int argc, char** argv) {
+    static float points[BATCH][2];
+    static int32_t inside[BATCH];
+    ranks_state s = { .patience = 30 };
+    MPI_Init(&argc, &argv);
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(MPI_COMM_WORLD, &s.rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &s.size);
+    amp_level level = AMP_O2;
+    amp_dtype grads = AMP_F32;
+    int micro = 1, steps = 200, width = 64, spoil = 0, die = -1;
+    const char* path = NULL;
+    for (int i = 1; i < argc; i++) {
+        const char *word = argv[i], *value = i + 1 < argc ? argv[i + 1] : "";
+        if (strcmp(word, "--overflow") == 0) { spoil = 1; continue; }
+        if (strcmp(word, "--level") == 0) level = strcmp(value, "O0") ? AMP_O2 : AMP_O0;
+        else if (strcmp(word, "--grads") == 0)
+            grads = *value == 'b' ? AMP_BF16 : strcmp(value, "f16") ? AMP_F32 : AMP_F16;
+        else if (strcmp(word, "--micro") == 0) micro = atoi(value);
+        else if (strcmp(word, "--steps") == 0) steps = atoi(value);
+        else if (strcmp(word, "--width") == 0) width = atoi(value);
+        else if (strcmp(word, "--patience") == 0) s.patience = atof(value);
+        else if (strcmp(word, "--die") == 0) die = atoi(value);
+        else if (strcmp(word, "--save") == 0) path = value;
+        else return fprintf(stderr, "train_mpi: what is '%s'?\n", word), MPI_Abort(MPI_COMM_WORLD, 2);
+        i++;
+    }
+
+    const amp_comm comm = { all_reduce_sum, s.rank, s.size, &s };
+    amp_model* m = NULL;
+    amp_step_info info = { 0 };
+    amp_result r = amp_model_create(&m, &(amp_model_desc){ .batch = BATCH, .accumulate = micro, .comm = &comm,
+        .precision = { .level = level }, .grad_dtype = grads, .logger = { .log = amp_log_stderr },
+        .optimizer = { .kind = AMP_ADAM, .lr = 0.01f } });
+    if (r != AMP_OK) return MPI_Abort(MPI_COMM_WORLD, 1);
+    amp_value x = amp_relu(m, amp_linear(m, amp_input(m, 2, 1, 1), width));
+    x = amp_dropout(m, amp_relu(m, amp_linear(m, x, width)), 0.1f);
+    amp_softmax_cross_entropy(m, amp_linear(m, x, 2));
+    r = amp_model_finalize(m);
+
+    /* A step has micro * size batches, whoever computes them. */
+    for (int step = 0; r == AMP_OK && step < steps; step++) {
+        if (step == die && s.rank == s.size - 1) raise(SIGKILL);
+        if (spoil && step == 3 && level != AMP_O0) amp_scaler_set_scale(amp_model_scaler(m), 67108864.0f);
+        for (int i = 0; r == AMP_OK && i < micro; i++) {
+            const int number = (step * s.size + s.rank) * micro + i, last = (step + 1) * s.size * micro - 1;
+            make_batch(number, points, inside);
+            if (spoil && step == 15 && number == last) points[0][0] = INFINITY;  /* one batch of one rank */
+            r = amp_train_step(m, &(amp_batch){ .n = BATCH, .inputs = { points }, .targets = { inside } }, &info);
+        }
+        if (r == AMP_OK && s.rank == 0 && (step + 1) % 50 == 0)
+            printf("step %3d  loss %.4f  loss scale %g  skipped %d\n", step + 1, (double)info.loss,
+                   (double)info.scale_after, (int)info.skipped);
+    }
+
+    if (r == AMP_OK && s.rank == 0 && path) r = amp_checkpoint_save(m, path);  /* one for all: they are equal */
+    if (r == AMP_OK)
+        printf("weights %016llx  steps %d  skipped %d  rank %d of %d\n", (unsigned long long)hash_weights(m),
+               (int)info.step, (int)info.skipped, s.rank, s.size);
+    amp_model_destroy(m);
+    free(s.parts);
+    free(s.sum);
+    if (r != AMP_OK) {
+        fprintf(stderr, "rank %d of %d stops: %s\n", s.rank, s.size, amp_result_string(r));
+        return MPI_Abort(MPI_COMM_WORLD, 1);
+    }
+    return MPI_Finalize();
+}
