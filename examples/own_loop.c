@@ -92,7 +92,7 @@ static void mlp_update(MLP* m) {
 
 static int mlp_init(MLP* m) {
     const amp_param all = { .low = m->params, .low_dtype = AMP_F16, .grad = m->grads, .count = PARAMS, .name = "mlp" };
-    for (int i = 0; i < PARAMS; i++) m->params[i] = amp_half_from_float(0.1f * amp_random_uniform(7, (uint64_t)i) - 0.05f);
+    for (int i = 0; i < PARAMS; i++) m->params[i] = amp_half_from_float(amp_random_uniform(7, (size_t)i) / 10 - 0.05f);
     return amp_mixed_init(&m->mixed, &(amp_mixed_desc){ .params = &all, .count = 1,
         .optimizer = { .kind = AMP_ADAMW, .weight_decay = 0.01f }, .logger = &(amp_logger){ amp_log_stderr, NULL },
         .scaler = { .init_scale = 16777216.0f, .growth_interval = 100 } }) == AMP_OK;
