@@ -605,7 +605,13 @@ typedef struct amp_cross_entropy_desc {
     size_t ld;               /* elements from a row of x to the next, and of dx; 0 = K. What lies
                                 between rows is left alone */
     const int32_t* ignored;  /* NULL, or a label whose rows have no loss and a gradient of 0. The
-                                mean is over the others; it is 0 where there are none */
+                                mean is over the others; it is 0 where there are none (PyTorch's
+                                is NaN) */
+    const float* class_weights;  /* [K], each finite and >= 0, where x lies; NULL = 1. A class's
+                                    term of a row's loss is multiplied by its weight, and the mean
+                                    divides by the sum of the labels' weights, as in PyTorch */
+    size_t pixels;           /* of maps x[N/pixels,K,pixels], in which a pixel is a row and has a
+                                label: N is a multiple of pixels, ld is 0. 0 = 1: rows x[N,K] */
 } amp_cross_entropy_desc;
 /* Softmax cross-entropy of logits x[N,K] with labels[N] in 0..K-1, else AMP_ERR_ARGUMENT. desc may
    be NULL, all defaults. */
@@ -7875,10 +7881,10 @@ AMPI_FN size_t ampi_part_start(size_t count, int64_t part) {
 }
 
 /* Stores the total of all parts of a sum, divided by n. */
-AMPI_FN void ampi_store_mean(const ampi_argument* mean, const double* parts, size_t n) {
+AMPI_FN void ampi_store_mean(const ampi_argument* mean, const double* parts, double n) {
     double total = 0.0;
     for (int i = 0; i < AMPI_PARTS; i++) total += parts[i];
-    float value = (float)(total / (double)n);
+    float value = (float)(total / n);
     ampi_store(mean, 0, &value, 1);
 }
 
@@ -8944,11 +8950,47 @@ AMP_DEF amp_result amp_concat_backward(amp_ref y, size_t d_total, size_t column,
    a batch norm. Sums of rows, or of columns over rows, come first; then each row is written in
    one pass. */
 
+/* An operator over rows of d elements. */
+typedef struct ampi_rows {
+    const ampi_argument* list;
+    size_t rows, d;
+    double eps;              /* of layer norm */
+    size_t ld;               /* elements from a row to the next */
+    size_t pixels;           /* rows of an image, if these are pixels of maps, else 1 */
+    const int32_t* labels;   /* of a cross-entropy, one a row; NULL: softmax alone */
+    const int32_t* ignored;  /* the label of rows that do not count; NULL: none */
+    const float* weights;    /* one a class; NULL: 1 */
+    float smoothing;         /* of a cross-entropy: the part of the target shared by all classes */
+    float shared_weight;     /* smoothing * the mean of all weights */
+    float factor;            /* of a result of softmax, or of the gradient */
+} ampi_rows;
+
+/* Columns [column, column + n) of rows [row, row + rows), pixels of maps v[images, f->d, pixels],
+   between these and a tile where each row's are neighbours; out: from the tile to the maps. */
+AMPI_FN void ampi_map_turn(const ampi_rows* f, const ampi_argument* v, size_t row, size_t column,
+        size_t rows, size_t n, float* tile, int out) {
+    float run[AMPI_ROWS];  /* pixels of one class, which lie side by side */
+    for (size_t k; rows > 0; rows -= k, row += k, tile += k * n) {
+        const size_t pixel = row % f->pixels, image = (row - pixel) * f->d;
+        k = ampi_min_size(rows, f->pixels - pixel);
+        for (size_t c = 0; c < n; c++) {
+            const size_t at = image + (column + c) * f->pixels + pixel;
+            if (!out) ampi_load_f32(run, v->data, v->dtype, at, k);
+            for (size_t i = 0; i < k; i++) {
+                if (out) run[i] = tile[i * n + c];
+                else tile[i * n + c] = run[i];
+            }
+            if (out) ampi_store(v, at, run, k);
+        }
+    }
+}
+
 /* An operand as floats, a part at a time: in place, or in the tile until another part is asked for.
    missing: each element of a NULL operand. all: see ampi_view_rows. */
 typedef struct ampi_reader {
     AMPI_ALIGNED float tile[AMPI_ROWS_TILE];
     const ampi_argument* v;
+    const ampi_rows* maps;  /* whose rows are pixels of maps; or NULL */
     float missing;
     size_t all, at, n;
     const float* floats;  /* elements [at, at + n) */
@@ -8957,6 +8999,7 @@ typedef struct ampi_reader {
    as 0. */
 AMPI_FN void ampi_reader_open(ampi_reader* r, const ampi_argument* list, int arg) {
     r->v = &list[arg];
+    r->maps = NULL;
     r->missing = arg == AMPI_ARG_GAMMA ? 1.0f : 0.0f;
     r->all = r->v->data == list[AMPI_ARG_Y].data ? 0 : r->v->cols;
     r->floats = NULL;
@@ -8968,7 +9011,11 @@ AMPI_FN void ampi_reader_open(ampi_reader* r, const ampi_argument* list, int arg
 AMPI_FN const float* ampi_read(ampi_reader* r, size_t at, size_t n, size_t d) {
     if (r->floats && r->at == at && r->n == n) return r->floats;
     if (!r->v->data) ampi_fill(r->tile, n, r->missing);
-    r->floats = r->v->data ? ampi_view_rows(r->v, at, n, d, r->all, r->tile) : r->tile;
+    if (r->maps) {
+        ampi_map_turn(r->maps, r->v, at / r->maps->d, at % r->maps->d, n / d, d, r->tile, 0);
+        memset(r->tile + n, 0, AMPI_LANES * sizeof *r->tile);
+    }
+    r->floats = r->v->data && !r->maps ? ampi_view_rows(r->v, at, n, d, r->all, r->tile) : r->tile;
     r->at = at;
     r->n = n;
     return r->floats;
@@ -9203,18 +9250,6 @@ AMPI_KERNEL(ampi_sum_columns, (ampi_terms terms, double* sum, double* dot, const
     else ampi_sum_columns_as(hw, AMPI_SQUARES_LESS, sum, dot, y, x, q, rows, n);
 }
 
-/* An operator over rows of d elements. */
-typedef struct ampi_rows {
-    const ampi_argument* list;
-    size_t rows, d;
-    double eps;              /* of layer norm */
-    size_t ld;               /* elements from a row to the next */
-    const int32_t* labels;   /* of a cross-entropy, one a row; NULL: softmax alone */
-    const int32_t* ignored;  /* the label of rows that do not count; NULL: none */
-    float smoothing;         /* of a cross-entropy: the part of the target shared by all classes */
-    float factor;            /* of a result of softmax, or of the gradient */
-} ampi_rows;
-
 /* Has a row of a loss the label that is ignored? */
 AMPI_INLINE int ampi_is_ignored(const ampi_rows* f, size_t row) {
     return f->ignored && f->labels[row] == *f->ignored;
@@ -9227,6 +9262,7 @@ AMPI_FN ampi_rows ampi_rows_of(const ampi_argument* list, size_t rows, size_t d)
     f.list = list;
     f.rows = rows;
     f.d = f.ld = d;
+    f.pixels = 1;
     return f;
 }
 
@@ -9855,6 +9891,40 @@ AMPI_FN void ampi_softmax_measure(ampi_reader* x, size_t at, size_t rows, size_t
     }
 }
 
+/* What a row's softmax counts in the gradient of its loss: the weighted sum of its target. *label:
+   the label's weight. Both are 0 where the row is ignored. */
+AMPI_FN float ampi_row_weight(const ampi_rows* f, size_t row, float* label) {
+    const int ignored = ampi_is_ignored(f, row);
+    *label = ignored ? 0.0f : f->weights[f->labels[row]];
+    return ignored ? 0.0f : ampi_fma(AMPI_FMA_NATIVE, 1.0f - f->smoothing, *label,
+        f->shared_weight);
+}
+
+/* Columns [i, i + n) of the gradients of weighted rows from e = exp(x - max) and 1 / sum(e):
+   (A * softmax - w_c * target_c) * factor, see ampi_row_weight for A. */
+AMPI_FN void ampi_weighted_rows(const ampi_rows* f, size_t row, size_t i, size_t rows, size_t n,
+        const float* inverse, const float* e, float* y) {
+    const float base = f->smoothing / (float)f->d * f->factor;
+    float shared[AMPI_ROWS_TILE], scale[AMPI_ROWS], label[AMPI_ROWS];
+    ampi_row_args q = ampi_no_row_args();
+    q.scale = scale;
+    q.beta = shared;
+    q.params_by_column = 1;
+    for (size_t c = 0; c < n; c++) shared[c] = -base * f->weights[i + c];
+    memset(shared + n, 0, AMPI_LANES * sizeof *shared);
+    for (size_t r = 0; r < rows; r++)
+        scale[r] = ampi_row_weight(f, row + r, &label[r]) * inverse[r] * f->factor;
+    ampi_rows_each(AMPI_NORM, &q, y, NULL, e, rows, n);
+
+    for (size_t r = 0; r < rows; r++) {
+        const size_t column = (size_t)f->labels[row + r] - i, k = r * n + column;
+        const float own = (f->smoothing - 1.0f) * f->factor;
+        if (column < n)
+            y[k] = ampi_fma(AMPI_FMA_NATIVE, e[k], scale[r],
+                ampi_fma(AMPI_FMA_NATIVE, own, label[r], shared[column]));
+    }
+}
+
 /* Softmax of rows [row, row + rows), which fit a tile or are one row. With labels the gradient of
    its cross-entropy: (softmax - target) * factor, where the target of a label is `target`, of
    another class `base`. */
@@ -9866,6 +9936,7 @@ AMPI_FN void ampi_softmax_rows(const ampi_rows* f, size_t row, size_t rows) {
     ampi_row_sums s;
     size_t n, r;
     AMPI_OPEN_READER(x, AMPI_ARG_X);
+    if (f->pixels > 1) x.maps = f;
     ampi_softmax_measure(&x, row * f->ld, rows, f->d, max, &s, e);
     for (r = 0; r < rows; r++) inverse[r] = 1.0f / (float)s.sum[r];
     q.mean = max;
@@ -9876,18 +9947,20 @@ AMPI_FN void ampi_softmax_rows(const ampi_rows* f, size_t row, size_t rows) {
     /* whole rows, or columns [i, i + n) of one, whose exponentials are not in e any more */
     for (size_t i = 0; (n = ampi_part_size(f->d, i)) > 0; i += n) {
         const size_t at = row * f->ld + i;
-        float* y = ampi_open(&f->list[AMPI_ARG_Y], at, n, tile);
+        float* y = x.maps ? tile : ampi_open(&f->list[AMPI_ARG_Y], at, n, tile);
         if (f->d > AMPI_PART) ampi_rows_each(AMPI_EXP, &q, e, NULL, ampi_read(&x, at, n, n), 1, n);
-        ampi_rows_each(AMPI_DIVIDE, &q, y, NULL, e, rows, n);
+        if (f->weights) ampi_weighted_rows(f, row, i, rows, n, inverse, e, y);
+        else ampi_rows_each(AMPI_DIVIDE, &q, y, NULL, e, rows, n);
 
         /* a label left of these columns wraps to a large column, as one right of them is */
         for (r = 0; r < rows && f->labels; r++) {
             const size_t column = (size_t)f->labels[row + r] - i, k = r * n + column;
             if (ampi_is_ignored(f, row + r)) memset(y + r * n, 0, n * sizeof *y);
-            else if (column < n)
+            else if (column < n && !f->weights)
                 y[k] = ampi_fma(AMPI_FMA_NATIVE, e[k], inverse[r], -target) * f->factor;
         }
-        ampi_store(&f->list[AMPI_ARG_Y], at, y, rows * n);
+        if (x.maps) ampi_map_turn(f, &f->list[AMPI_ARG_Y], row, i, rows, n, y, 1);
+        else ampi_store(&f->list[AMPI_ARG_Y], at, y, rows * n);
     }
 }
 
@@ -10020,8 +10093,8 @@ AMP_DEF amp_result amp_mul_backward(amp_ref dy, amp_ref a, amp_ref b, amp_ref da
    A forward call sums in AMPI_PARTS parts, whatever the threads. A gradient is that of
    loss_scale * weight * loss. */
 
-AMPI_HD AMPI_FN float ampi_loss_factor(const float* loss_scale, float weight, size_t n) {
-    return (float)((loss_scale ? (double)*loss_scale : 1.0) * (double)weight / (double)n);
+AMPI_HD AMPI_FN float ampi_loss_factor(const float* loss_scale, float weight, double n) {
+    return (float)((loss_scale ? (double)*loss_scale : 1.0) * (double)weight / n);
 }
 
 /* Refuses a mean of no elements, and a weight of a loss that is not finite. */
@@ -10032,10 +10105,39 @@ AMPI_FN amp_result ampi_check_mean(const amp_exec* exec, const char* op, size_t 
     return AMP_OK;
 }
 
-/* Completes f, rows of logits, to a cross-entropy; *used: rows whose labels count, at least 1.
-   Refuses sizes, a desc or labels that are out of range. */
+/* Refuses a desc's ld and pixels that do not fit n rows; *pixels: of an image, 1 of rows. */
+AMPI_FN amp_result ampi_cross_entropy_maps(const amp_exec* exec, const char* op,
+        const amp_cross_entropy_desc* desc, size_t n, size_t ld, size_t classes, size_t* pixels) {
+    *pixels = desc && desc->pixels ? desc->pixels : 1;
+    AMPI_REFUSE_OP(ld < classes, AMP_ERR_ARGUMENT, "%s: ld is %lld, but a row has %lld classes",
+        op, ampi_shown(ld), ampi_shown(classes));
+    AMPI_REFUSE_OP(*pixels > 1 && ld != classes, AMP_ERR_ARGUMENT,
+        "%s: ld is %lld, but maps are packed", op, ampi_shown(ld));
+    AMPI_REFUSE_OP(n % *pixels != 0, AMP_ERR_SHAPE,
+        "%s: %lld labels are not whole maps of %lld pixels", op, ampi_shown(n),
+        ampi_shown(*pixels));
+    return AMP_OK;
+}
+
+/* Takes over class weights, if any. Refuses one that is negative or not finite. */
+AMPI_FN amp_result ampi_cross_entropy_weights(ampi_rows* f, const amp_exec* exec,
+        const float* weights) {
+    double sum = 0.0;
+    for (size_t c = 0; weights && c < f->d; c++) {
+        AMPI_REFUSE_OP(!ampi_in_range(&weights[c], 0.0f, AMPI_FLT_MAX), AMP_ERR_ARGUMENT,
+            "softmax cross-entropy: the weight %g of class %lld must be finite and not negative",
+            (double)weights[c], ampi_shown(c));
+        sum += (double)weights[c];
+    }
+    f->weights = weights;
+    f->shared_weight = (float)((double)f->smoothing * sum / (double)f->d);
+    return AMP_OK;
+}
+
+/* Completes f, rows of logits, to a cross-entropy; *used: what the mean divides by, the rows whose
+   labels count, or their weights. Refuses sizes, a desc or labels that are out of range. */
 AMPI_FN amp_result ampi_cross_entropy_init(ampi_rows* f, const amp_exec* exec,
-        const int32_t* labels, const amp_cross_entropy_desc* desc, size_t* used) {
+        const int32_t* labels, const amp_cross_entropy_desc* desc, double* used) {
     const size_t classes = f->d;
     AMPI_REFUSE_OP(f->rows < 1 || classes < 1 || classes > INT32_MAX, AMP_ERR_SHAPE,
         "softmax cross-entropy: %lld rows of %lld classes need sizes of 1 to 2^31-1",
@@ -10046,33 +10148,47 @@ AMPI_FN amp_result ampi_cross_entropy_init(ampi_rows* f, const amp_exec* exec,
     }
     AMPI_REFUSE_OP(!ampi_in_range(&f->smoothing, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC,
         "softmax cross-entropy: smoothing %g is outside [0,1)", (double)f->smoothing);
-    AMPI_REFUSE_OP(f->ld < classes, AMP_ERR_ARGUMENT,
-        "softmax cross-entropy: ld is %lld, but a row has %lld classes", ampi_shown(f->ld),
-        ampi_shown(classes));
+    AMPI_TRY(ampi_cross_entropy_maps(exec, "softmax cross-entropy", desc, f->rows, f->ld, classes,
+        &f->pixels));
+    AMPI_TRY(ampi_cross_entropy_weights(f, exec, desc ? desc->class_weights : NULL));
     AMPI_REFUSE_OP(!labels, AMP_ERR_ARGUMENT, "softmax cross-entropy: labels is NULL");
     f->labels = labels;
 
-    *used = 0;
+    *used = 0.0;
     for (size_t i = 0; i < f->rows; i++) {
         if (ampi_is_ignored(f, i)) continue;
         AMPI_REFUSE_OP(labels[i] < 0 || (size_t)labels[i] >= classes, AMP_ERR_ARGUMENT,
             "softmax cross-entropy: label %d at row %llu is outside 0..%llu", (int)labels[i],
             (ampi_ull)i, (ampi_ull)(classes - 1));
-        ++*used;
+        *used += f->weights ? (double)f->weights[labels[i]] : 1.0;
     }
-    if (*used == 0) *used = 1;  /* the loss is 0 / 1 */
+    if (*used == 0.0) *used = ampi_double(AMPI_INF64);  /* a mean of nothing is 0 */
     return AMP_OK;
 }
 
+/* Adds to sums[r], of rows [row, row + rows), the weighted sum of their z = x - max. */
+AMPI_FN void ampi_weigh_rows(const ampi_rows* f, ampi_reader* x, size_t row, size_t rows,
+        const float* max, double* sums) {
+    for (size_t n, i = 0; (n = ampi_part_size(f->d, i)) > 0; i += n) {
+        const float* v = ampi_read(x, row * f->ld + i, rows * n, n);
+        for (size_t r = 0; r < rows; r++, v += n)
+            for (size_t c = 0; c < n; c++)
+                sums[r] = ampi_add_product(AMPI_FMA_NATIVE, f->weights[i + c], v[c] - max[r],
+                    sums[r]);
+    }
+}
+
 /* The losses of rows [row, row + rows), which fit a tile or are one row, with z = x - max of the
-   row: log(sum(exp(z))) - (1 - smoothing) * z[label] - smoothing * mean(z). Those of rows that are
-   ignored mean nothing. `loss` has room for whole groups of lanes. */
+   row: log(sum(exp(z))) - (1 - smoothing) * z[label] - smoothing * mean(z). With weights of the
+   classes each term of a class has its weight. Losses of rows that are ignored mean nothing.
+   `loss` has room for whole groups of lanes. */
 AMPI_FN void ampi_cross_entropy_rows(const ampi_rows* f, size_t row, size_t rows, float* loss) {
     AMPI_ALIGNED float e[AMPI_ROWS_TILE];
     float max[AMPI_ROWS];
     const size_t at = row * f->ld, padded = ampi_padded(rows);
     ampi_row_sums s;
     AMPI_OPEN_READER(x, AMPI_ARG_X);
+    if (f->pixels > 1) x.maps = f;
     ampi_softmax_measure(&x, at, rows, f->d, max, &s, e);
 
     /* of each row sum(exp(z)), z[label] and mean(z), which only smoothing asks for; the reader
@@ -10081,17 +10197,27 @@ AMPI_FN void ampi_cross_entropy_rows(const ampi_rows* f, size_t row, size_t rows
     for (size_t r = 0; r < rows; r++) {
         const size_t label = ampi_is_ignored(f, row + r) ? 0 : (size_t)f->labels[row + r];
         if (f->d <= AMPI_PART) z[r] = x.floats[r * f->d + label];
-        else ampi_load_f32(&z[r], x.v->data, x.v->dtype, at + label, 1);
+        else z[r] = *ampi_read(&x, at + label, 1, 1);
         z[r] -= max[r];
         sum[r] = (float)s.sum[r];
     }
-    if (f->smoothing > 0.0f) {
+    if (f->smoothing > 0.0f && f->weights) {
+        memset(s.dot, 0, sizeof s.dot);
+        ampi_weigh_rows(f, &x, row, rows, max, s.dot);
+        for (size_t r = 0; r < rows; r++) mean[r] = (float)(s.dot[r] / (double)f->d);
+    } else if (f->smoothing > 0.0f) {
         ampi_sum_operand(AMPI_SUM, &s, &x, &x, at, rows, f->d);
         for (size_t r = 0; r < rows; r++)
             mean[r] = (float)(s.sum[r] / (double)f->d - (double)max[r]);
     }
 
     ampi_elementwise(AMPI_LOG, sum, sum, NULL, 0.0f, padded);
+    for (size_t r = 0; r < rows && f->weights; r++) {
+        float label;
+        const float all = ampi_row_weight(f, row + r, &label);
+        z[r] *= label;
+        sum[r] *= all;
+    }
     ampi_elementwise(AMPI_ADD_TO_PRODUCT, loss, z, sum, f->smoothing - 1.0f, padded);
     ampi_elementwise(AMPI_ADD_TO_PRODUCT, loss, mean, loss, -f->smoothing, padded);
 }
@@ -10127,7 +10253,8 @@ AMPI_FN size_t ampi_cross_entropy_span(const amp_cross_entropy_desc* desc, size_
 AMP_DEF amp_result amp_softmax_cross_entropy_forward(amp_ref logits, const int32_t* labels,
         const amp_cross_entropy_desc* desc, float* loss, size_t n, size_t classes,
         const amp_exec* exec) {
-    size_t ld, used;
+    double used;
+    size_t ld;
     const size_t all = ampi_cross_entropy_span(desc, n, classes, &ld);
     const ampi_argument list[] = {
         AMPI_ARG(logits, AMPI_IN, all),
@@ -10152,7 +10279,8 @@ AMP_DEF amp_result amp_softmax_cross_entropy_forward(amp_ref logits, const int32
 AMP_DEF amp_result amp_softmax_cross_entropy_backward(amp_ref logits, const int32_t* labels,
         const amp_cross_entropy_desc* desc, const float* loss_scale, float weight,
         amp_ref dlogits, size_t n, size_t classes, const amp_exec* exec) {
-    size_t ld, used;
+    double used;
+    size_t ld;
     const size_t all = ampi_cross_entropy_span(desc, n, classes, &ld);
     const ampi_argument list[] = {
         AMPI_ARG(logits, AMPI_IN, all),
@@ -10199,7 +10327,7 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, amp_ref x, 
         }
         parts[part] = kind == AMPI_MSE ? s.dot[0] : s.sum[0];
     });
-    ampi_store_mean(&list[AMPI_ARG_Y], parts, n);
+    ampi_store_mean(&list[AMPI_ARG_Y], parts, (double)n);
     AMPI_DONE_OP;
 }
 
@@ -10214,7 +10342,7 @@ AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, amp_ref x,
     AMPI_CHECK(op, n, list);
     AMPI_TRY(ampi_check_mean(exec, op, n, weight));
     AMPI_COMPUTE_OP;
-    float factor = ampi_loss_factor(loss_scale, weight, n);
+    float factor = ampi_loss_factor(loss_scale, weight, (double)n);
     ampi_elements((int)kind, kind == AMPI_MSE_SLOPE ? 2.0f * factor : factor, list, n);
     AMPI_DONE_OP;
 }
@@ -14180,7 +14308,8 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
     const amp_ref w = ampi_weights(m, n->params[AMPI_WEIGHT]);
     const amp_ref b = ampi_weights(m, n->params[AMPI_BIAS]);
     const size_t rows = m->pass.rows, count = rows * n->features;
-    const amp_cross_entropy_desc loss_desc = { n->smoothing, 0 /* packed rows */, NULL };
+    const amp_cross_entropy_desc loss_desc = { n->smoothing, 0 /* packed rows */, NULL,
+        NULL, 0 };
     float *mean = n->stats, *running = n->running, *loss = &m->loss_values[n->index];
     amp_batch_norm_shape norm = n->norm;
 
@@ -14290,7 +14419,8 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
     const size_t rows = m->pass.rows, count = rows * in->features;
     const float *scale = m->training.loss_scale, *mean = n->stats;
     const float share = n->loss_weight * m->pass.grad_factor;
-    const amp_cross_entropy_desc loss_desc = { n->smoothing, 0 /* packed rows */, NULL };
+    const amp_cross_entropy_desc loss_desc = { n->smoothing, 0 /* packed rows */, NULL,
+        NULL, 0 };
 
     switch (n->layer.op) {
         case AMP_OP_INPUT: case AMP_OP_FLATTEN: return AMP_OK;

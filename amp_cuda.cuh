@@ -6129,6 +6129,8 @@ typedef struct ampi_cuda_loss {
     size_t n;                    /* terms */
     size_t d, ld;                /* of the cross-entropy: classes, elements from row to row */
     size_t count, tile;          /* parts; terms of a tile, which a block sums at a time */
+    size_t pixels;               /* of an image, if rows are pixels of maps, else 1 */
+    const float* weights;        /* of the classes; NULL: 1 */
     int32_t ignored;             /* a label without loss, if `ignores` */
     int ignores;
     float smoothing;
@@ -6358,14 +6360,14 @@ AMPI_FN amp_result ampi_cuda_cross_entropy_init(ampi_cuda_loss* q, const amp_exe
         const char* op, amp_ref logits, const int32_t* labels, const amp_cross_entropy_desc* desc,
         size_t ld, size_t n, size_t classes) {
     const amp_logger* log = ampi_exec_logger(exec);
+    const float* weights = desc ? desc->class_weights : NULL;
     AMPI_REFUSE_WITH(log, n < 1 || classes < 1 || classes > INT32_MAX, AMP_ERR_SHAPE,
         "%s: %lld rows of %lld classes need sizes of 1 to 2^31-1", op, ampi_shown(n),
         ampi_shown(classes));
     if (desc) q->smoothing = desc->smoothing;
     AMPI_REFUSE_WITH(log, !ampi_in_range(&q->smoothing, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC,
         "%s: smoothing %g is outside [0,1)", op, (double)q->smoothing);
-    AMPI_REFUSE_WITH(log, ld < classes, AMP_ERR_ARGUMENT,
-        "%s: ld is %lld, but a row has %lld classes", op, ampi_shown(ld), ampi_shown(classes));
+    AMPI_TRY(ampi_cross_entropy_maps(exec, op, desc, n, ld, classes, &q->pixels));
     AMPI_REFUSE_WITH(log, !labels, AMP_ERR_ARGUMENT, "%s: labels is NULL", op);
 
     q->x = ampi_cuda_ref(logits);
@@ -6373,6 +6375,8 @@ AMPI_FN amp_result ampi_cuda_cross_entropy_init(ampi_cuda_loss* q, const amp_exe
     q->n = n; q->d = classes; q->ld = ld;
     q->ignores = desc && desc->ignored;
     if (q->ignores) q->ignored = *desc->ignored;
+    q->weights = weights;
+    if (weights) AMPI_TRY(ampi_cuda_check_pointer(exec, op, "class_weights", weights));
     return ampi_cuda_check_pointer(exec, op, "labels", labels);
 }
 
@@ -6393,6 +6397,132 @@ AMPI_FN amp_result ampi_cuda_many_run(ampi_cuda_loss* q, const char* op, const a
         AMPI_CUDA_LOSS_SHARED, *q);
 }
 
+/* --- cross-entropy of maps, or with weights of the classes: a thread takes a row --- */
+
+/* Has a cross-entropy a form that the kernels above do not take? */
+AMPI_FN bool ampi_cuda_takes_maps(const ampi_cuda_loss& q) { return q.pixels > 1 || q.weights; }
+
+AMPI_D float ampi_d_class_weight(const ampi_cuda_loss& q, size_t c) {
+    return q.weights ? q.weights[c] : 1.0f;
+}
+
+/* What a row's label counts in the mean: 0 if it is ignored, or no class. */
+AMPI_D float ampi_d_label_weight(const ampi_cuda_loss& q, size_t row) {
+    const int32_t label = q.labels[row];
+    return ampi_d_is_label(q, label) && !ampi_d_is_ignored(q, label)
+        ? ampi_d_class_weight(q, (size_t)label) : 0.0f;
+}
+
+/* A row, with z = x - max: class c is element start + c * step of x. */
+typedef struct ampi_map_row {
+    size_t start, step;
+    float max, sum;    /* sum of exp(z) */
+    float label, all;  /* weight of the label; weighted sum of the target */
+    float shared;      /* smoothing * the mean of weight * z */
+} ampi_map_row;
+
+/* The numbers of a row whose label is not ignored. */
+AMPI_D ampi_map_row ampi_d_map_row(const ampi_cuda_loss& q, size_t row) {
+    const size_t pixel = row % q.pixels;
+    double sum = 0.0, weights = 0.0, shared = 0.0;
+    ampi_map_row r;
+    r.start = (row - pixel) * q.ld + pixel;
+    r.step = q.pixels;
+    r.max = ampi_float(0xff800000u);
+    for (size_t c = 0; c < q.d; c++)
+        r.max = ampi_d_larger(r.max, ampi_d_load(q.x, r.start + c * r.step));
+    for (size_t c = 0; c < q.d; c++) {
+        const float z = ampi_d_load(q.x, r.start + c * r.step) - r.max;
+        sum += (double)ampi_exp(1, z);
+        if (!(q.smoothing > 0.0f)) continue;
+        weights += (double)ampi_d_class_weight(q, c);
+        shared += (double)ampi_d_class_weight(q, c) * (double)z;
+    }
+
+    const double part = (double)q.smoothing / (double)q.d;
+    r.sum = (float)sum;
+    r.shared = (float)(part * shared);
+    r.label = ampi_d_is_label(q, q.labels[row]) ? ampi_d_label_weight(q, row)
+        : ampi_float(0x7fc00000u);
+    r.all = ampi_fma(1, 1.0f - q.smoothing, r.label, (float)(part * weights));
+    return r;
+}
+
+/* all * log(sum(exp(z))) - (1-smoothing) * label * z[label] - shared; NaN if the label is no
+   class. */
+AMPI_D float ampi_d_map_loss(const ampi_cuda_loss& q, size_t row) {
+    const ampi_map_row r = ampi_d_map_row(q, row);
+    if (!ampi_d_is_label(q, q.labels[row])) return ampi_float(0x7fc00000u);
+    const float z = ampi_d_load(q.x, r.start + (size_t)q.labels[row] * r.step) - r.max;
+    return ampi_fma(1, r.all, ampi_log(1, r.sum),
+        ampi_fma(1, (q.smoothing - 1.0f) * r.label, z, -r.shared));
+}
+
+/* What the mean divides by, from the parts; infinity if that is 0, as a mean of nothing is 0. */
+AMPI_D double ampi_d_map_terms(const ampi_cuda_loss& q, const double* parts, double* shared) {
+    const double sum = ampi_d_parts_sum(parts + q.count, q.count, shared);
+    return sum == 0.0 ? (double)ampi_float(0x7f800000u) : sum;
+}
+
+/* Parts part, part + step, ...: of the losses, unless q.loss is NULL, then of the labels' weights. */
+AMPI_D void ampi_d_map_parts(const ampi_cuda_loss& q, double* parts, size_t part, size_t step,
+        double* shared) {
+    for (; part < q.count; part += step) {
+        double sum[2] = { 0.0, 0.0 };
+        size_t row = part * AMPI_CUDA_BLOCK + threadIdx.x;
+        for (; row < q.n; row += q.count * AMPI_CUDA_BLOCK) {
+            sum[1] += (double)ampi_d_label_weight(q, row);
+            if (q.loss && !ampi_d_is_ignored(q, q.labels[row]))
+                sum[0] += (double)ampi_d_map_loss(q, row);
+        }
+        ampi_d_group_sum<AMPI_CUDA_BLOCK>(sum, shared);
+        if (threadIdx.x != 0) continue;
+        parts[part] = sum[0];
+        parts[q.count + part] = sum[1];
+    }
+}
+
+/* The mean loss from all parts, by one block. */
+AMPI_D void ampi_d_map_mean(const ampi_cuda_loss& q, const double* parts, double* shared) {
+    const double terms = ampi_d_map_terms(q, parts, shared);
+    const double loss = ampi_d_parts_sum(parts, q.count, shared);
+    if (threadIdx.x == 0) *q.loss = (float)(loss / terms);
+}
+
+/* Parts in memory; or one block computes all of them, and the mean. */
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_map_parts(ampi_cuda_loss q) {
+    ampi_ptx_grid_wait();
+    AMPI_SHARED(double, shared);
+    double* parts = q.parts ? q.parts : shared + 32;
+    ampi_d_map_parts(q, parts, blockIdx.x, gridDim.x, shared);
+    if (q.parts) return;
+    __syncthreads();
+    ampi_d_map_mean(q, parts, shared);
+}
+
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_map_mean(ampi_cuda_loss q) {
+    ampi_ptx_grid_wait();
+    AMPI_SHARED(double, shared);
+    ampi_d_map_mean(q, q.parts, shared);
+}
+
+/* Launches the parts, of which q is told, where a workspace holds them, or `always`. */
+AMPI_FN amp_result ampi_cuda_map_parts(ampi_cuda_loss* q, const char* op, const amp_exec* exec,
+        int always) {
+    size_t parts = ampi_min_size(ampi_cuda_parts(q->n, AMPI_CUDA_BLOCK), AMPI_CUDA_LOSS_PARTS / 2);
+    parts = ampi_cuda_loss_plan(q, parts, 1, exec);
+    return !q->parts && !always ? AMP_OK : ampi_cuda_launch(exec, op, ampi_k_map_parts,
+        (unsigned)parts, AMPI_CUDA_BLOCK, AMPI_CUDA_LOSS_SHARED, *q);
+}
+
+/* The mean loss. */
+AMPI_FN amp_result ampi_cuda_map_run(ampi_cuda_loss* q, const char* op, const amp_exec* exec) {
+    AMPI_TRY(ampi_cuda_map_parts(q, op, exec, 1));
+    if (!q->parts) return AMP_OK;
+    return ampi_cuda_launch(exec, op, ampi_k_map_mean, 1, AMPI_CUDA_BLOCK,
+        AMPI_CUDA_BLOCK / 32 * sizeof(double), *q);
+}
+
 /* The table's softmax_cross_entropy_forward. */
 AMPI_CUDA(softmax_cross_entropy_forward, amp_ref logits, const int32_t* labels,
         const amp_cross_entropy_desc* desc, float* loss, size_t n, size_t classes) {
@@ -6405,6 +6535,7 @@ AMPI_CUDA(softmax_cross_entropy_forward, amp_ref logits, const int32_t* labels,
     AMPI_CUDA_CHECK(op, all, list);
     AMPI_TRY(ampi_cuda_cross_entropy_init(&q, exec, op, logits, labels, desc, ld, n, classes));
     q.loss = loss;
+    if (ampi_cuda_takes_maps(q)) return ampi_cuda_map_run(&q, op, exec);
     if (classes <= AMPI_CUDA_FEW && ld == classes) AMPI_TRY(ampi_cuda_few_run(&q, op, exec));
     else AMPI_TRY(ampi_cuda_many_run(&q, op, exec));
     return ampi_cuda_loss_end(q, op, exec);
@@ -6428,7 +6559,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T), 1)
     AMPI_SHARED(double, shared);
     const ampi_cuda_loss& q = s.q;
     const float base = q.smoothing / (float)q.d, factor = ampi_loss_factor(s.loss_scale, s.weight,
-        ampi_d_loss_terms(q));
+        (double)ampi_d_loss_terms(q));
     AMPI_D_EACH(row, q.n) {
         ampi_row<KEEP> x;
         float max;
@@ -6451,6 +6582,42 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T), 1)
     }
 }
 
+/* dlogits = (all * softmax - weight * target) * factor, a thread for each row; zeros if its label
+   is ignored, NaNs if that is no class. Without parts in memory each block sums all labels'
+   weights. */
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
+        ampi_k_map_backward(ampi_cuda_loss_slope s) {
+    ampi_ptx_grid_wait();
+    AMPI_SHARED(double, shared);
+    const ampi_cuda_loss& q = s.q;
+    double* parts = q.parts ? q.parts : shared + 32;
+    if (!q.parts) ampi_d_map_parts(q, parts, 0, 1, shared);
+    __syncthreads();
+    const double terms = ampi_d_map_terms(q, parts, shared);
+    const float factor = ampi_loss_factor(s.loss_scale, s.weight, terms);
+    size_t row = (size_t)blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x;
+    for (; row < q.n; row += (size_t)gridDim.x * AMPI_CUDA_BLOCK) {
+        const int ignored = ampi_d_is_ignored(q, q.labels[row]);
+        const ampi_map_row r = ampi_d_map_row(q, row);
+        const float inverse = 1.0f / r.sum, base = q.smoothing / (float)q.d;
+        for (size_t c = 0; c < q.d; c++) {
+            const size_t at = r.start + c * r.step;
+            const float own = (size_t)q.labels[row] == c ? (1.0f - q.smoothing) * r.label : 0.0f;
+            const float target = ampi_fma(1, base, ampi_d_class_weight(q, c), own);
+            const float e = ampi_exp(1, ampi_d_load(q.x, at) - r.max) * inverse;
+            ampi_d_store(s.dx, at, ignored ? 0.0f : ampi_fma(1, e, r.all, -target) * factor);
+        }
+    }
+}
+
+/* The labels' weights, then the gradient. */
+AMPI_FN amp_result ampi_cuda_map_backward(ampi_cuda_loss_slope* s, const char* op,
+        const amp_exec* exec) {
+    AMPI_TRY(ampi_cuda_map_parts(&s->q, op, exec, 0));
+    return ampi_cuda_launch(exec, op, ampi_k_map_backward,
+        ampi_cuda_grid(s->q.n, AMPI_CUDA_BLOCK), AMPI_CUDA_BLOCK, AMPI_CUDA_LOSS_SHARED, *s);
+}
+
 /* The table's softmax_cross_entropy_backward. */
 AMPI_CUDA(softmax_cross_entropy_backward, amp_ref logits, const int32_t* labels,
         const amp_cross_entropy_desc* desc, const float* loss_scale, float weight, amp_ref dlogits,
@@ -6468,6 +6635,7 @@ AMPI_CUDA(softmax_cross_entropy_backward, amp_ref logits, const int32_t* labels,
     if (!dlogits.data) return AMP_OK;
     s.dx = ampi_cuda_ref(dlogits);
     s.loss_scale = loss_scale; s.weight = weight;
+    if (ampi_cuda_takes_maps(s.q)) return ampi_cuda_map_backward(&s, op, exec);
     return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_cross_entropy_backward, n, classes,
         AMPI_CUDA_ROW_SHARED, s);
 }
@@ -6480,7 +6648,7 @@ struct ampi_op_loss_slope {
     size_t n;
 };
 AMPI_D void ampi_d_begin(ampi_op_loss_slope& op) {
-    op.factor = ampi_loss_factor(op.loss_scale, op.weight, op.n);
+    op.factor = ampi_loss_factor(op.loss_scale, op.weight, (double)op.n);
     if (op.kind == AMPI_MSE) op.factor *= 2.0f;
 }
 

@@ -435,7 +435,7 @@ static void operator_numbers(void) {
     static const int32_t labels[2] = { 0, 1 };
     int i;
     for (i = 0; i < COUNT(bits); i++) {
-        amp_cross_entropy_desc smooth = { 0, 0, NULL };
+        amp_cross_entropy_desc smooth = { 0, 0, NULL, NULL, 0 };
         float v;
         memcpy(&v, &bits[i], sizeof v);
         smooth.smoothing = v;

@@ -174,7 +174,7 @@ static void rows_of(amp_dtype t, amp_dtype o, int kind, size_t rows, size_t d) {
     array y = make(o, rows * d), dx = make(o, rows * d), mean = make(AMP_F32, rows), inv = make(AMP_F32, rows);
     array g = random_array(AMP_F32, d, kind == 3, 5), dg = make(o, d), db = random_array(o, d, kind, 6);
     array loss = make(AMP_F32, 1);
-    const amp_cross_entropy_desc smooth = { 0.1f, 0, NULL };
+    const amp_cross_entropy_desc smooth = { 0.1f, 0, NULL, NULL, 0 };
     int32_t* labels = (int32_t*)calloc(rows, sizeof *labels);
     size_t i;
     for (i = 0; i < rows; i++) labels[i] = (int32_t)(i * 7 % d);

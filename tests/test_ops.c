@@ -2077,6 +2077,8 @@ static void test_layer_norm_of_nothing(void) {
 }
 
 static void test_refusals(void) {
+    const float weights[10] = { 1, 0, 1, 1, 1, 1, 1, 1, 1, -1 };
+    amp_cross_entropy_desc maps = { 0, 0, NULL, NULL, 0 };
     amp_exec e;
     float x[64], y[64], loss = 42, inf;
     const unsigned inf_bits = 0x7f800000u;
@@ -2118,6 +2120,15 @@ static void test_refusals(void) {
     labels[5] = 9;
     REFUSED(amp_softmax_cross_entropy_forward(amp_f32(x), labels, smoothed(1), &loss, 6, 10, &e), AMP_ERR_DESC,
             "smoothing 1");
+    maps.pixels = 4;
+    REFUSED(amp_softmax_cross_entropy_forward(amp_f32(x), labels, &maps, &loss, 6, 10, &e), AMP_ERR_SHAPE,
+            "6 labels are not whole maps of 4 pixels");
+    maps.pixels = 3; maps.ld = 11;
+    REFUSED(amp_softmax_cross_entropy_forward(amp_f32(x), labels, &maps, &loss, 6, 10, &e), AMP_ERR_ARGUMENT,
+            "ld is 11, but maps are packed");
+    maps.ld = 0; maps.class_weights = weights;
+    REFUSED(amp_softmax_cross_entropy_backward(amp_f32(x), labels, &maps, NULL, 1, amp_f32(y), 6, 10, &e),
+            AMP_ERR_ARGUMENT, "weight -1 of class 9");
     REFUSED(amp_softmax_cross_entropy_forward(amp_f32(x), NULL, NULL, &loss, 6, 10, &e), AMP_ERR_ARGUMENT,
             "labels is NULL");
     REFUSED(amp_softmax_cross_entropy_forward(amp_f32(x), labels, NULL, &loss, 0, 10, &e), AMP_ERR_SHAPE,
@@ -2392,8 +2403,8 @@ static void test_cross_entropy_rows_apart(void) {
         for (t = AMP_F32; t <= AMP_BF16; t++)
             for (with = 0; with < 4; with++) {
                 const size_t n = 70, k = classes[i], ld = with & 1 ? k + 5 : k;
-                const amp_cross_entropy_desc packed = { 0.1f, 0, NULL };
-                const amp_cross_entropy_desc desc = { 0.1f, with & 1 ? ld : 0, with & 2 ? &ignored : NULL };
+                const amp_cross_entropy_desc packed = { 0.1f, 0, NULL, NULL, 0 };
+                const amp_cross_entropy_desc desc = { 0.1f, with & 1 ? ld : 0, with & 2 ? &ignored : NULL, NULL, 0 };
                 buffer x = random_buffer((amp_dtype)t, n * ld, 3), dx = make((amp_dtype)t, n * ld);
                 buffer few = make((amp_dtype)t, n * k), dfew = make((amp_dtype)t, n * k);
                 int32_t labels[70], left[70];
@@ -2427,10 +2438,73 @@ static void test_cross_entropy_rows_apart(void) {
                 finish(&x); finish(&dx); finish(&few); finish(&dfew);
             }
 }
+/* Maps of pixels with a label each, and weights of classes, with all of smoothing and an ignored label
+   (bits of `with`: 1, 2, 4; 8 = rows apart in place of maps) against the formula in double. */
+static void check_weighted_cross_entropy(amp_dtype t, amp_dtype dt, size_t images, size_t pixels, size_t k, int with) {
+    const char* what = "cross-entropy of maps";
+    const size_t n = images * pixels, ld = with & 8 ? k + 3 : k, all = n * ld;
+    const int32_t ignored = -100;
+    buffer x = random_buffer(t, all, 3), dx = make(dt, all), loss = make(AMP_F32, 1), row = make(AMP_F32, k);
+    buffer weights = make(AMP_F32, k);
+    int32_t* labels = (int32_t*)malloc(n * sizeof *labels);
+    double* p = (double*)malloc(k * sizeof *p);
+    double total = 0, used = 0, counted = 0, mean = 0, top = 0, s = with & 2 ? (double)0.1f : 0;
+    float scale = 512;
+    size_t r, c;
+    amp_cross_entropy_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.smoothing = with & 2 ? 0.1f : 0.0f;
+    desc.ld = with & 8 ? ld : 0;
+    desc.ignored = with & 4 ? &ignored : NULL;
+    desc.class_weights = with & 1 ? (const float*)weights.p : NULL;
+    desc.pixels = with & 8 ? 0 : pixels;
+    for (c = 0; c < k; c++) {
+        put(&weights, c, with & 1 ? (c % 3 == 1 && c > 1 ? 0.0 : 0.25 + fabs((double)test_uniform())) : 1.0);
+        mean += get(&weights, c) / (double)k;
+    }
+    for (r = 0; r < n; r++) labels[r] = with & 4 && r % 3 == 2 ? ignored : (int32_t)(test_random() % k);
+    for (r = 0; r < n; r++) used += labels[r] == ignored ? 0 : get(&weights, (size_t)labels[r]);
+    CHECK(amp_softmax_cross_entropy_forward(amp_ref_of(x.p, t), labels, &desc, (float*)loss.p, n, k, NULL) == AMP_OK);
+    CHECK(amp_softmax_cross_entropy_backward(amp_ref_of(x.p, t), labels, &desc, &scale, 0.5f, amp_ref_of(dx.p, dt), n, k, NULL)
+          == AMP_OK);
+    for (r = 0; r < n; r++) {
+        const size_t first = with & 8 ? r * ld : r / pixels * k * pixels + r % pixels, step = with & 8 ? 1 : pixels;
+        const int gone = labels[r] == ignored;
+        const double own = gone ? 0 : get(&weights, (size_t)labels[r]), sum = gone ? 0 : (1 - s) * own + s * mean;
+        double log_sum, factor = used > 0 ? 256 / used : 0;
+        for (c = 0; c < k; c++) put(&row, c, get(&x, first + c * step));
+        softmax(&row, 0, k, p, &log_sum);
+        counted += sum;
+        for (c = 0; c < k; c++) {
+            const double v = get(&row, c);
+            const double target = gone ? 0 : get(&weights, c) * (s / (double)k + ((size_t)labels[r] == c ? 1 - s : 0));
+            total += target * (log_sum - v);
+            top = fmax(top, fabs(v));
+            CLOSE(dx, first + c * step, factor * (sum * p[c] - target),
+                  factor * (sum * p[c] * (softmax_error(p[c]) + 4 * u) + 6 * u * target));
+        }
+    }
+    if (used > 0) CLOSE(loss, 0, total / used, u * (10 + 10 * top + 4 * log((double)k)) * counted / used);
+    else CHECK(get(&loss, 0) == 0);
+    free(labels); free(p); free(row.block);
+    for (r = 0; with & 8 && r < all; r++)           /* what lies between rows stays */
+        if (r % ld >= k) CHECK(*(const unsigned char*)element(&dx, r) == 0xA5);
+    finish(&x); finish(&dx); finish(&loss); finish(&weights);
+}
+static void test_cross_entropy_of_maps(void) {
+    static const size_t images[] = { 1, 3, 2, 2, 1 }, pixels[] = { 5, 1, 70, 300, 3 }, k[] = { 3, 10, 21, 1, 2500 };
+    int a, b, s, with;
+    for (a = 0; a < 3; a++)
+        for (b = 0; b < 3; b++)
+            for (s = 0; s < 5; s++)
+                for (with = 0; with < 16; with++)
+                    check_weighted_cross_entropy(TYPES[a], TYPES[b], images[s], pixels[s], k[s], with);
+    check_weighted_cross_entropy(AMP_F16, AMP_F32, 4, 64 * 48, 11, 7);      /* enough for threads */
+}
 /* Where every label is ignored, the mean of no loss and all gradients are 0. */
 static void test_all_labels_ignored(void) {
     const int32_t labels[2] = { -100, -100 }, ignored = -100;
-    const amp_cross_entropy_desc desc = { 0, 0, &ignored };
+    const amp_cross_entropy_desc desc = { 0, 0, &ignored, NULL, 0 };
     float x[6] = { 1, 2, 3, 4, 5, 6 }, dx[6], loss = 7;
     int i;
     CHECK(amp_softmax_cross_entropy_forward(amp_f32(x), labels, &desc, &loss, 2, 3, NULL) == AMP_OK && loss == 0);
@@ -2534,6 +2608,7 @@ static void run_all(void) {
     TEST(test_accumulate_dx);
     TEST(test_layer_norm_without_statistics);
     TEST(test_cross_entropy_rows_apart);
+    TEST(test_cross_entropy_of_maps);
     TEST(test_all_labels_ignored);
     TEST(test_types_of_norm_parameters);
     TEST(test_refusals);

@@ -1233,7 +1233,7 @@ static Bounded cross_entropy_slope(const Tensor& x, const Labels& labels, double
 /* A desc of a cross-entropy with smoothing alone, for one call. */
 struct Smoothed {
     amp_cross_entropy_desc desc;
-    explicit Smoothed(float smoothing) : desc{ smoothing, 0, nullptr } {}
+    explicit Smoothed(float smoothing) : desc{ smoothing, 0, nullptr, nullptr, 0 } {}
     operator const amp_cross_entropy_desc*() const { return &desc; }
 };
 
@@ -1508,7 +1508,7 @@ static void test_cross_entropy_rows_apart() {
     for (size_t d : { 10, 40, 600 })
         for (int with = 1; with < 4; with++) {
             const size_t n = 37, ld = with & 1 ? d + 3 : d;
-            const amp_cross_entropy_desc desc = { 0.1f, with & 1 ? ld : 0, with & 2 ? &ignored : nullptr };
+            const amp_cross_entropy_desc desc = { 0.1f, with & 1 ? ld : 0, with & 2 ? &ignored : nullptr, nullptr, 0 };
             Tensor x(AMP_F16, n * ld), dx(AMP_F16, n * ld), loss(AMP_F32, 1);
             Labels labels(n, d), left(n, d);
             size_t used = 0;
@@ -1547,6 +1547,104 @@ static void test_cross_entropy_rows_apart() {
                 k += !gone;
             }
         }
+}
+
+/* As check_weighted_cross_entropy of test_ops.c: maps, weights of classes (1), smoothing (2), an ignored label (4),
+   rows apart in place of maps (8); with a workspace for the parts and without. */
+static void check_weighted_cross_entropy(amp_dtype a, amp_dtype b, size_t images, size_t pixels, size_t d, int with) {
+    const size_t n = images * pixels, ld = with & 8 ? d + 3 : d, all = n * ld;
+    const int32_t ignored = -100;
+    const double s = with & 2 ? (double)0.1f : 0;
+    Tensor x(a, all), dx(b, all), loss(AMP_F32, 1), weights(AMP_F32, d);
+    Labels labels(n, d);
+    x.fill(ordinary);
+    weights.fill([&](size_t c) { return !(with & 1) ? 1.0f : c % 3 == 1 && c > 1 ? 0.0f : 0.25f + fabsf(test_uniform()); });
+    for (size_t r = 2; with & 4 && r < n; r += 3) labels.host[r] = ignored;
+    labels.send();
+    const amp_cross_entropy_desc desc = { (float)s, with & 8 ? ld : 0, with & 4 ? &ignored : nullptr,
+                                          with & 1 ? weights.floats() : nullptr, with & 8 ? 0 : pixels };
+    double used = 0, mean = 0, total = 0, error = 0;
+    for (size_t c = 0; c < d; c++) mean += (double)weights[c] / (double)d;
+    for (int32_t label : labels.host) used += label == ignored ? 0 : (double)weights[(size_t)label];
+    Bounded slope(all), value(1);
+    for (double& e : slope.error) e = FLUSHED;
+    for (size_t r = 0; r < n; r++) {
+        const size_t first = with & 8 ? r * ld : r / pixels * d * pixels + r % pixels, step = with & 8 ? 1 : pixels;
+        double max = -INFINITY, sum = 0;
+        for (size_t c = 0; c < d; c++) max = std::max(max, (double)x[first + c * step]);
+        for (size_t c = 0; c < d; c++) sum += exp((double)x[first + c * step] - max);
+        if (labels.host[r] == ignored) continue;
+        const double own = (double)weights[(size_t)labels.host[r]], whole = (1 - s) * own + s * mean;
+        for (size_t c = 0; c < d; c++) {
+            const double z = (double)x[first + c * step] - max, p = exp(z) / sum;
+            const double target = (double)weights[c] * (s / (double)d + ((size_t)labels.host[r] == c ? 1 - s : 0));
+            slope.value[first + c * step] = 64 / used * (whole * p - target);
+            slope.error[first + c * step] = 64 / used * (whole * p * (12 + fabs(z)) + 6 * target) * U;
+            total += target * (log(sum) - z);
+            error += (target * (6 * fabs(z) + 6 * log(sum)) + whole) * U;
+        }
+    }
+    value.value[0] = used > 0 ? total / used : 0;
+    value.error[0] = used > 0 ? error / used : 0;
+    for (size_t held : { 0, AMP_CUDA_LOSS_WORKSPACE + 16 }) {
+        amp_exec exec = quiet_exec();
+        Workspace w(&exec, held, 4);
+        loss.poison();
+        dx.poison();
+        CHECK(cuda->softmax_cross_entropy_forward(amp_ref_of(x.dev, a), labels.dev(), &desc, loss.floats(), n, d, &exec) == AMP_OK);
+        CHECK(cuda->softmax_cross_entropy_backward(amp_ref_of(x.dev, a), labels.dev(), &desc, nullptr, 64, amp_ref_of(dx.dev, b),
+            n, d, &exec) == AMP_OK);
+        check_bounded("cross-entropy of maps", loss, value);
+        const Bytes got = dx.get();
+        for (size_t i = 0; with & 8 && i < all; i++) {      /* what lies between rows stays */
+            if (i % ld < d) continue;
+            CHECK(got[i * amp_dtype_size(b)] == (unsigned char)POISON);
+            slope.value[i] = (double)dx.value(got, i);
+        }
+        check_bounded("cross-entropy of maps, backward", dx, slope);
+    }
+}
+static void test_cross_entropy_of_maps() {
+    for (int with = 0; with < 16; with++) {
+        check_weighted_cross_entropy(AMP_F16, AMP_F32, 2, 70, 21, with);
+        check_weighted_cross_entropy(AMP_F32, AMP_F16, 3, 1, 40, with);
+        check_weighted_cross_entropy(AMP_BF16, AMP_BF16, 2, 150, 3, with);      /* several parts */
+        check_weighted_cross_entropy(AMP_F32, AMP_F32, 2, 3, 1, with);
+    }
+    for (amp_dtype a : TYPES) for (amp_dtype b : TYPES) check_weighted_cross_entropy(a, b, 2, 9, 5, 7);
+}
+/* Parts of several turns. */
+static void test_maps_turns() {
+    const size_t n = 5 * 300, d = 2;
+    Tensor x(AMP_F16, n * d), loss(AMP_F32, 1);
+    Labels labels(n, d);
+    ampi_cuda_loss q = {};
+    x.fill(ordinary);
+    q.x = amp_ref_of(x.dev, AMP_F16); q.labels = labels.dev(); q.loss = loss.floats();
+    q.n = n; q.d = q.ld = d; q.count = 2; q.pixels = 1;
+    CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_map_parts, dim3(1), dim3(AMPI_CUDA_BLOCK), AMPI_CUDA_LOSS_SHARED, q)
+          == AMP_OK);
+    check_bounded("maps, two parts", loss, cross_entropy(x, labels, 0, n, d));
+}
+/* A pixel whose label is none makes the loss and its own gradients NaN; where all are ignored both are 0. */
+static void test_labels_of_maps() {
+    const int32_t ignored = 1;
+    const amp_cross_entropy_desc desc = { 0.1f, 0, &ignored, nullptr, 4 };
+    Tensor x(AMP_F16, 24), dx(AMP_F16, 24), loss(AMP_F32, 1);
+    Labels labels(8, 3);
+    x.fill(ordinary);
+    for (int wrong : { 0, 1 }) {
+        for (int32_t& label : labels.host) label = ignored;
+        if (wrong) labels.host[5] = 3;
+        labels.send();
+        CHECK(cuda->softmax_cross_entropy_forward(amp_ref_of(x.dev, AMP_F16), labels.dev(), &desc, loss.floats(), 8, 3,
+            nullptr) == AMP_OK);
+        CHECK(cuda->softmax_cross_entropy_backward(amp_ref_of(x.dev, AMP_F16), labels.dev(), &desc, nullptr, 1,
+            amp_ref_of(dx.dev, AMP_F16), 8, 3, nullptr) == AMP_OK);
+        CHECK(wrong ? std::isnan(loss.values()[0]) : loss.values()[0] == 0);
+        const std::vector<double> v = dx.values();
+        for (size_t i = 0; i < 24; i++) CHECK(wrong && i >= 12 && i % 4 == 1 ? std::isnan(v[i]) : v[i] == 0);
+    }
 }
 
 /* --- gradients of biases ------------------------------------------------------------------------ */
@@ -2083,6 +2181,9 @@ int main(int argc, char** argv) {
     TEST(test_accumulate_dx);
     TEST(test_layer_norm_without_statistics);
     TEST(test_cross_entropy_rows_apart);
+    TEST(test_cross_entropy_of_maps);
+    TEST(test_maps_turns);
+    TEST(test_labels_of_maps);
     TEST(test_mean_losses);
     TEST(test_mean_loss_turns);
     TEST(test_mean_loss_slopes);

@@ -516,7 +516,7 @@ static void try_elements(void) {
 static void try_losses(void) {
     size_t n = size(6), k = size(40), i, elements;
     amp_dtype x_type = type(), t_type = type(), d_type = type();
-    amp_cross_entropy_desc smooth = { 0, 0, NULL };
+    amp_cross_entropy_desc smooth = { 0, 0, NULL, NULL, 0 };
     int32_t* labels, ignored = 0;
     amp_exec exec;
     void *x, *target, *loss;

@@ -463,7 +463,7 @@ static amp_result try_losses(void) {
     const amp_dtype xt = some_type(), tt = like(AMP_F32), dt = like(xt);
     const unsigned which = below(6);
     const float scale = below(2) ? 1.0f : 1024.0f;
-    const amp_cross_entropy_desc smooth = { below(2) ? 0.0f : 0.1f, 0, NULL };
+    const amp_cross_entropy_desc smooth = { below(2) ? 0.0f : 0.1f, 0, NULL, NULL, 0 };
     size_t k = some_size(), n = 1 + below(20000) / (unsigned)k, all = n * k;
     const int32_t* label;
     void *x, *target;

@@ -49,7 +49,8 @@ class Ref(ctypes.Structure):
 
 
 class CrossEntropy(ctypes.Structure):
-    _fields_ = [("smoothing", ctypes.c_float), ("ld", ctypes.c_size_t), ("ignored", ctypes.c_void_p)]
+    _fields_ = [("smoothing", ctypes.c_float), ("ld", ctypes.c_size_t), ("ignored", ctypes.c_void_p),
+                ("class_weights", ctypes.c_void_p), ("pixels", ctypes.c_size_t)]
 
 
 class BatchNorm(ctypes.Structure):
@@ -107,7 +108,8 @@ def refs(form, args):
             dtype = args.pop(0).value
             out += [Ref(None if x is None else x.data_ptr(), dtype) for x in tensors]
         elif kind == "s":
-            out.append(ctypes.byref(CrossEntropy(args.pop(0), 0, None)))
+            s = args.pop(0)
+            out.append(ctypes.byref(s if isinstance(s, CrossEntropy) else CrossEntropy(s, 0, None)))
         else:
             out.append(enum(0) if kind == "0" else ctypes.c_float(0) if kind == "f" else arg(args.pop(0)))
     assert not args, form
@@ -462,6 +464,37 @@ def test_add_concat_dropout():
 
 # --- losses ---------------------------------------------------------------------------------------
 
+def test_cross_entropy_of_maps(scale):
+    """Maps, class weights, an ignored label, and all of them ignored."""
+    ignored = ctypes.c_int32(255)
+    for n, k, h, w in [(2, 3, 5, 7), (3, 21, 9, 11), (4, 10, 1, 1), (1, 1, 3, 1), (1, 2100, 1, 2)]:
+        for t in (F32, F16, BF16):
+            for smoothing, weighted, share in [(0.0, 0, 0.3), (0.0, 1, 0.0), (0.1, 1, 0.3), (0.1, 0, 0.3), (0.1, 1, 1.0)]:
+                x = (normal(n, k, h, w) * 3).to(TORCH[t])
+                labels = torch.from_numpy(rng.integers(0, k, (n, h, w)).astype(np.int32))
+                labels[torch.from_numpy(rng.random((n, h, w)) < share)] = 255
+                weights = normal(k).abs() + 0.1 if weighted else torch.ones(k)
+
+                def f(x):
+                    return F.cross_entropy(x, labels.long(), weights.to(x.dtype) if weighted else None, ignore_index=255,
+                                           label_smoothing=float(np.float32(smoothing)))
+                ref, ref32 = gradients(f, (x,), None), gradients(f, (x,), None, torch.float32)
+                if (labels == 255).all():     # PyTorch's mean of nothing is NaN, amp's 0
+                    assert torch.isnan(ref[0])
+                    ref, ref32 = [[torch.zeros_like(v) for v in r] for r in (ref, ref32)]
+                desc = CrossEntropy(smoothing, 0, ctypes.addressof(ignored), weights.data_ptr() if weighted else None, h * w)
+                loss, dx, name = torch.zeros(1), empty(n, k, h, w, dtype=t), "cross-entropy %dx%dx%dx%d" % (n, k, h, w)
+                call("amp_softmax_cross_entropy_forward", x, enum(t), labels, desc, loss, n * h * w, k, None)
+                call("amp_softmax_cross_entropy_backward", x, enum(t), labels, desc, ctypes.byref(scale), 0.5, dx, enum(t),
+                     n * h * w, k, None)
+                used, top = weights[labels[labels != 255].long()].double().sum().clamp(min=0.1), float(x.double().abs().max())
+                size = float(weights.max()) * float((labels != 255).sum()) / float(used)
+                both(name, loss[0], ref[0], ref32[0], U * (12 + 6 * top) * size)
+                p, c = torch.softmax(x.double(), 1), weights.double().view(1, k, 1, 1)
+                whole = weights.double().max()
+                check(name + " dx", dx, 512 * ref[1], 512 * (10 + 2 * top) * U * whole * (p + c / whole) / used, dtype=t)
+
+
 def test_losses():
     scale = ctypes.c_float(1024.0)
     for n, k in [(1, 1), (3, 2), (16, 10), (5, 1000), (4, 2100)]:
@@ -482,6 +515,7 @@ def test_losses():
                 p = torch.softmax(x.double(), 1)
                 bound = 512 * (8 + 2 * top) * U * (p + (1.0 + smoothing)) / n
                 check("cross-entropy %dx%d dx" % (n, k), dx, 512 * ref[1], bound, dtype=t)
+    test_cross_entropy_of_maps(scale)
     for n in (1, 40, 5000):
         for t in (F32, F16, BF16):
             x, target = (normal(n) * 3).to(TORCH[t]), normal(n).abs().clamp(max=1).to(TORCH[t])
