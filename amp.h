@@ -17362,17 +17362,14 @@ typedef struct ampi_picture {
     int count;       /* bars of a row */
     int svg;         /* 1 = SVG, 0 = text */
     int y;           /* pixels from an SVG's top to its last row */
+    int height;      /* pixels of the whole SVG */
     FILE* out;       /* NULL while a picture is measured: only y moves */
 } ampi_picture;
 
-/* Colors of rows: all are about as far from white as from black. */
-#define AMPI_GRAY "#7b7f86"
-#define AMPI_RED "#e03131"
-
 /* Text in ASCII, with nothing that XML would interpret, the end of a CDATA section "]]>"
-   included. */
-AMPI_FN void ampi_svg_text(const ampi_picture* p, int x, const char* color, const char* text) {
-    ampi_print(p->out, "<text x=\"%d\" y=\"%d\" fill=\"%s\">", x, p->y, color);
+   included. bad: 1 = in the color of faults. */
+AMPI_FN void ampi_svg_text(const ampi_picture* p, int x, int bad, const char* text) {
+    ampi_print(p->out, "<text x=\"%d\" y=\"%d\"%s>", x, p->y, bad ? " class=\"bad\"" : "");
     for (; *text; text++)
         if (*text == '<' || *text == '>' || *text == '&') ampi_print(p->out, "&#%d;", *text);
         else putc(*text >= 32 && *text < 127 ? *text : '?', p->out);
@@ -17382,14 +17379,14 @@ AMPI_FN void ampi_svg_text(const ampi_picture* p, int x, const char* color, cons
 /* A row that is a title. */
 AMPI_FN void ampi_title(ampi_picture* p, const char* text) {
     p->y += 36;
-    if (p->out && p->svg) ampi_svg_text(p, 10, AMPI_GRAY, text);
+    if (p->out && p->svg) ampi_svg_text(p, 10, 0, text);
     else if (p->out) ampi_print(p->out, "%s\n", text);
 }
 
 /* A row of bars between a name and what is told of them. The largest is `height` pixels, or in text
-   the last of eight characters; a bar that is not 0 can be seen. */
-AMPI_FN void ampi_bars(ampi_picture* p, const char* color, const char* name, const uint64_t* bars,
-        int height, const char* told) {
+   the last of eight characters; a bar that is not 0 can be seen. bad: 1 = a fault. */
+AMPI_FN void ampi_bars(ampi_picture* p, int bad, const char* name, const uint64_t* bars, int height,
+        const char* told) {
     const double width = 540.0 / p->count;  /* pixels from bar to bar */
     uint64_t largest = 1;
     char shown[AMPI_SHOWN];
@@ -17397,9 +17394,10 @@ AMPI_FN void ampi_bars(ampi_picture* p, const char* color, const char* name, con
     if (!p->out) return;
     name = ampi_show_ends(name, 5, 14, shown);
     if (p->svg) {
-        ampi_svg_text(p, 20, color, name);
-        ampi_svg_text(p, 700, color, told);
-        ampi_print(p->out, "<path stroke=\"%s\" stroke-width=\"%.1f\" d=\"", color, 0.8 * width);
+        ampi_svg_text(p, 20, bad, name);
+        ampi_svg_text(p, 700, bad, told);
+        ampi_print(p->out, "<path%s stroke-width=\"%.1f\" d=\"", bad ? " class=\"bad\"" : "",
+            0.8 * width);
     } else ampi_print(p->out, "  %-22s|", name);
 
     for (int i = 0; i < p->count; i++) if (bars[i] > largest) largest = bars[i];
@@ -17413,14 +17411,33 @@ AMPI_FN void ampi_bars(ampi_picture* p, const char* color, const char* name, con
     ampi_print(p->out, p->svg ? "\"/>\n" : "| %s\n", told);
 }
 
+/* A row of numbers: `first` and each tenth one behind it, below or above their bars; with powers as
+   exponents of 2. */
+AMPI_FN void ampi_axis(ampi_picture* p, int powers, int64_t first) {
+    char number[32];
+    p->y += 18;
+    if (!p->out) return;
+    if (!p->svg) ampi_print(p->out, "%25s", "");
+    for (int i = 0; i < p->count; i += 10) {
+        AMPI_SAY(number, powers ? "2^%lld" : "%lld", (long long)(first + i));
+        if (p->svg) ampi_svg_text(p, 150 + 540 * i / p->count, 0, number);
+        else ampi_print(p->out, "%-10s", number);
+    }
+    if (!p->svg) putc('\n', p->out);
+}
+
 /* Writes a picture whose rows are listed twice: first only their height is found, which SVG's first
-   line tells. */
+   line tells. Colors are those of the reader's setting, light or dark. */
 AMPI_FN void ampi_picture_draw(ampi_picture* p, FILE* out) {
     p->list(p);
+    p->height = p->y + 12;
     ampi_print(out,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"1060\" height=\"%d\" "
             "viewBox=\"0 0 1060 %d\" "
-            "font-family=\"sans-serif\" font-size=\"12\">\n", p->y + 12, p->y + 12);
+            "font-family=\"sans-serif\" font-size=\"13\">\n", p->height, p->height);
+    fputs("<style>text{fill:#4d535c}path{stroke:#4d535c}.bad{stroke:#a01008}text.bad{stroke:none;"
+        "fill:#a01008}\n@media(prefers-color-scheme:dark){text{fill:#a9b1bc}path{stroke:#a9b1bc}"
+        ".bad{stroke:#ff6b5e}text.bad{fill:#ff6b5e}}</style>\n", out);
     p->y = 0;
     p->out = out;
     p->list(p);
@@ -17461,20 +17478,25 @@ AMPI_FN void ampi_report_formats(ampi_picture* p) {
                 : 3;
         AMPI_SAY(told, "2^%d to 2^%d, subnormals from 2^%d", formats[i].normal, formats[i].max,
             formats[i].min);
-        ampi_bars(p, AMPI_GRAY, formats[i].name, bars, 12, told);
+        ampi_bars(p, 0, formats[i].name, bars, 12, told);
     }
+    ampi_axis(p, 1, AMPI_REPORT_LEAST);
+    if (p->out && p->svg)
+        ampi_print(p->out,
+            "<path stroke-width=\"0\" fill=\"#3578ff\" fill-opacity=\".15\" "
+            "d=\"M294 %dh360v%dh-360z\"/>\n",
+            p->y + 6, p->height - p->y - 40);  /* 2^-24 to 2^16, behind the rows that follow */
 }
 
-/* A row of the histogram of s, whose values a cast makes 0 or infinite in these shares; red where
-   there are inf or NaN. */
-AMPI_FN void ampi_report_row(ampi_picture* p, const char* color, const char* name,
-        const amp_stats* s) {
+/* A row of the histogram of s, whose values a cast makes 0 or infinite in these shares. A fault is
+   inf or NaN, or 5 % that become 0. */
+AMPI_FN void ampi_report_row(ampi_picture* p, const char* name, const amp_stats* s) {
     const double percent = 100.0 / (double)s->count;
     char told[300];
     AMPI_SAY(told, "%.3g %% zero, %.3g %% under, %.3g %% over, %llu inf, %llu nan",
         percent * (double)s->zeros, percent * (double)s->would_underflow,
         percent * (double)s->would_overflow, (ampi_ull)s->infs, (ampi_ull)s->nans);
-    ampi_bars(p, s->infs + s->nans > 0 ? AMPI_RED : color, name,
+    ampi_bars(p, s->infs + s->nans > 0 || s->would_underflow >= s->count / 20 + 1, name,
         s->histogram + (AMPI_REPORT_LEAST - AMP_STATS_MIN_EXPONENT), 12, told);
 }
 
@@ -17484,7 +17506,6 @@ AMPI_FN void ampi_report_row(ampi_picture* p, const char* color, const char* nam
 AMPI_FN void ampi_report_list(ampi_picture* p) {
     static const char* const names[] = { "outputs", "weights", "weight gradients",
         "output gradients" };
-    static const char* const colors[] = { "#2b9348", "#2f86eb", "#a05fc4", "#d9660f" };
     const amp_policy* policy = &p->m->policy;
     const double scale = (double)amp_model_scaler(p->m)->state.scale;
     double suggested = 0.0;  /* by which to multiply the scale: the least of all gradients */
@@ -17507,7 +17528,7 @@ AMPI_FN void ampi_report_list(ampi_picture* p) {
         AMPI_SAY(text, "%s: %s in %s (%s)", l->name, amp_op_name(l->op),
             amp_dtype_name(l->compute_dtype), amp_reason_name(l->reason));
         if (k == 0) ampi_title(p, text);
-        ampi_report_row(p, colors[k], names[k], s);
+        ampi_report_row(p, names[k], s);
 
         if (k > 1 && limit > 0.0 && (suggested <= 0.0 || limit < suggested)) suggested = limit;
         if (s->infs + s->nans == 0 || forward) continue;
@@ -17546,8 +17567,8 @@ AMP_DEF amp_result amp_report_print(amp_model* m, const amp_batch* batch, FILE* 
     return ampi_report(m, batch, out, NULL);
 }
 
-/* A curve of bars, from the smallest of y[count] to the largest, with a gap at each number that is
-   not finite. */
+/* A curve of bars from 0, or from the smallest of y[count] if that is less, to the largest. A number
+   that is not finite is a gap. */
 AMPI_FN void ampi_history_curve(ampi_picture* p, const char* name, const double* y, int count) {
     uint64_t bars[AMP_HISTORY_STEPS] = { 0 };
     double low = 0.0, upper = 0.0;
@@ -17558,11 +17579,12 @@ AMPI_FN void ampi_history_curve(ampi_picture* p, const char* name, const double*
         if (!known || y[i] < low) low = y[i];
         if (!known++ || y[i] > upper) upper = y[i];
     }
+    AMPI_SAY(told, "%.4g to %.4g", low, upper);
+    if (low > 0.0) low = 0.0;
     for (int i = 0; i < count; i++)
         if (ampi_is_finite64(&y[i]))
             bars[i] = 1 + (uint64_t)(upper > low ? 999 * (y[i] - low) / (upper - low) : 0);
-    AMPI_SAY(told, "%.4g to %.4g", low, upper);
-    ampi_bars(p, "#2f86eb", name, bars, 60, told);
+    ampi_bars(p, 0, name, bars, 60, told);
 }
 
 /* A row for each culprit of skipped steps, at its first one: a bar for each step that it cost. */
@@ -17579,7 +17601,7 @@ AMPI_FN void ampi_history_culprits(ampi_picture* p, const amp_step_info* const* 
             first = j;
         }
         AMPI_SAY(told, "%s, %d times", amp_outcome_name(kept[i]->outcome), times);
-        if (first == i) ampi_bars(p, AMPI_RED, kept[i]->culprit, bars, 12, told);
+        if (first == i) ampi_bars(p, 1, kept[i]->culprit, bars, 12, told);
     }
 }
 
@@ -17607,6 +17629,7 @@ AMPI_FN void ampi_history_list(ampi_picture* p) {
         ampi_history_curve(p, names[k], y, count);
     }
     ampi_history_culprits(p, kept, count);
+    ampi_axis(p, 0, (int64_t)(h->count - (uint64_t)count) + 1);
 }
 
 /* Writes the picture or the text of a history. */

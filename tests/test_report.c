@@ -571,14 +571,39 @@ static void test_report_names_the_culprit(void) {
         CHECK_MSG(strstr(text, i ? "; inf or NaN begin in the output gradients of 'linear1'\n"
                                : "; inf or NaN begin in the outputs of 'conv2d1'\n"), "%s", text);
         CHECK(amp_report_svg(t.m, &b, SVG) == AMP_OK);
-        CHECK(strstr(read_file(SVG), "fill=\"#e03131\">outputs<") ? i == 0 : i == 1);
-        CHECK(strstr(text, "fill=\"#e03131\">output gradients<") != NULL);
+        CHECK(strstr(read_file(SVG), " class=\"bad\">outputs<") ? i == 0 : i == 1);
+        CHECK(strstr(text, " class=\"bad\">output gradients<") != NULL);
         CHECK(amp_train_step(t.m, &b, &info) == AMP_OK);
         CHECK(info.outcome == (i ? AMP_STEP_SKIPPED_OVERFLOW : AMP_STEP_SKIPPED_MODEL));
         CHECK_MSG(strcmp(info.culprit, i ? info.overflow.last_name : "conv2d1") == 0, "%s: %s", info.culprit, info.message);
         CHECK(i == 0 || strcmp(info.culprit, "linear1.bias") == 0);
         for (k = 0; i == 1 && k < 200 && info.outcome != AMP_STEP_APPLIED; k++) CHECK(amp_train_step(t.m, &b, &info) == AMP_OK);
         CHECK(i == 0 || (info.outcome == AMP_STEP_APPLIED && info.culprit[0] == 0));
+        amp_model_destroy(t.m);
+    }
+    remove(SVG);
+}
+
+/* Gradients of which a twentieth or more becomes 0 are marked, and none else; the exponents have numbers, and FP16's
+   range is shaded as far as the rows go. */
+static void test_report_marks_underflow(void) {
+    int i;
+    for (i = 0; i < 2; i++) {
+        model t = make_model(AMP_O0, AMP_F16, 0.0f, 0);
+        amp_batch b = full_batch();
+        const char* shade;
+        int from, deep, height;
+        CHECK(amp_scaler_set_scale(amp_model_scaler(t.m), i ? 1e-9f : 1.0f) == AMP_OK);
+        printed_report(t.m, &b);
+        CHECK(strstr(text, "\n                         2^-40     2^-30     2^-20     2^-10     2^0       2^10      \n"));
+        CHECK(amp_report_svg(t.m, &b, SVG) == AMP_OK);
+        CHECK((strstr(read_file(SVG), " class=\"bad\">output gradients<") != NULL) == i);
+        CHECK(!strstr(text, " class=\"bad\">outputs<") && strstr(text, "prefers-color-scheme:dark"));
+        CHECK(strstr(text, "<text x=\"150\" ") && strstr(text, ">2^-40</text>") && strstr(text, ">2^10</text>"));
+        shade = strstr(text, "d=\"M294 ");
+        CHECK(shade && sscanf(shade, "d=\"M294 %dh360v%dh", &from, &deep) == 2);
+        CHECK(sscanf(strstr(text, " height=\"") + 9, "%d", &height) == 1);
+        CHECK_MSG(from > 100 && from + deep > height - 60 && from + deep < height - 20, "%d %d %d", from, deep, height);
         amp_model_destroy(t.m);
     }
     remove(SVG);
@@ -716,6 +741,7 @@ static void test_history_wraps(void) {
     CHECK_MSG(strstr(text, heard), "%s", text);
     snprintf(heard, sizeof heard, "5 to %d\n", all - 1);                /* step 5 is the oldest that is left */
     CHECK(strstr(text, heard) && row_of("loss")[0] == '.' && row_of("loss")[kept - 1] == '@');
+    CHECK(strstr(text, "\n                         6         16        26 "));     /* the numbers of steps */
     CHECK(strstr(text, "10 to 10\n") && strspn(row_of("log2 of gradient norm"), " ") == (size_t)kept);
     amp_history_add(NULL, &s); amp_history_add(&h, NULL);
     CHECK(h.count == (uint64_t)all && !fetestexcept(FE_DIVBYZERO | FE_INVALID));
@@ -900,6 +926,7 @@ int main(int argc, char** argv) {
     TEST(test_picture_is_svg);
     TEST(test_report_names_the_culprit);
     TEST(test_long_names);
+    TEST(test_report_marks_underflow);
     TEST(test_report_errors);
     TEST(test_history_wraps);
     TEST(test_history_marks_culprits);
