@@ -17567,8 +17567,8 @@ AMP_DEF amp_result amp_report_print(amp_model* m, const amp_batch* batch, FILE* 
     return ampi_report(m, batch, out, NULL);
 }
 
-/* A curve of bars from 0, or from the smallest of y[count] if that is less, to the largest. A number
-   that is not finite is a gap. */
+/* A curve of bars from 0, or from the smallest of y[count] if that is less, to the largest. A
+   number that is not finite is a gap. */
 AMPI_FN void ampi_history_curve(ampi_picture* p, const char* name, const double* y, int count) {
     uint64_t bars[AMP_HISTORY_STEPS] = { 0 };
     double low = 0.0, upper = 0.0;
