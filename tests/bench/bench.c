@@ -964,8 +964,8 @@ static void print_row(const line* l) {
         limit[r] = limit_seconds();
         share[r] = limit[r] / ours[r];
     }
-    part = median(share);
-    bar = (int)(LONGEST * (part < 1.0 ? part : 1.0) + 0.5);
+    part = fmin(1.0, median(share));      /* of a limit as measured: what passes it has reached it */
+    bar = (int)(LONGEST * part + 0.5);
     printf("%-26s %-24s %-9s %7d %9.3g %-7s %9.3g %-7s %5.0f %%  %.*s\n", l->s->what, l->shape, name_of(l), threads(),
            figure(l, median(ours)), unit_of(l), figure(l, median(limit)), unit_of(l), 100.0 * part, bar,
            "########################");

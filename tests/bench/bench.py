@@ -427,7 +427,7 @@ def bar(label, done, total, width=30):
 def spoken(rows, width=30):
     """What a person reads of one case: a line with a name, a figure with its unit and a bar for ours, the limit and each peer."""
     what, shape, type, threads, unit, ours, limit, share = rows[0][:8]
-    lines = [("amp.h", ours, "%.0f %% of the limit" % (100 * share))]
+    lines = [("amp.h", ours, "%.0f %% of the limit" % min(100, 100 * share))]
     lines += [(r[8], r[9], "amp.h is %.2f times as fast" % r[10]) for r in rows if r[8]] + [("limit", limit, "")]
     speed = [1 / f if unit == "ms" else f for _, f, _ in lines]
     text = ["", "%s %s %s, %s" % (what, shape, type, counted(threads))]
@@ -438,7 +438,7 @@ def spoken(rows, width=30):
 def short(x): return "-" if x is None else "%.3g" % x if x < 100 else "%.0f" % x
 def text(row):
     what, shape, type, threads, unit, ours, limit, share, peer, theirs, ratio = row
-    cells = [what, shape, type, str(threads), unit, short(ours), short(limit), "-" if share is None else "%.0f %%" % (100 * share),
+    cells = [what, shape, type, str(threads), unit, short(ours), short(limit), "-" if share is None else "%.0f %%" % min(100, 100 * share),
              peer or "-", short(theirs), "-" if ratio is None else "%.2f" % ratio]
     return "| " + " | ".join(cells) + " |"
 
@@ -466,7 +466,7 @@ def header(isa, compiler, found, others):
             "- peers: %s; called from Python, which costs a few microseconds a call" % (", ".join(p.name for p in found) or "none here")
             + (", and held to %s by %s" % (isa, ", ".join("%s=%s" % h for h in held.items())) if held else ""),
             "- beside it ran: " + beside + (" (times are seconds of the processor)" if by_processor else ""),
-            "- each figure is a median over rounds in which ours, the limit and each peer were timed in turn; ratio: how many",
+            "- a share above 100 % of a limit as measured is given as 100; each figure is a median over rounds in which ours, the limit and each peer were timed in turn; ratio: how many",
             "  times as fast ours is (below 1: the peer is faster); limit: see bench.c", ""]
 
 def processor():

@@ -1,17 +1,22 @@
 """charts.py [RESULTS.md]: the three pictures of bench.py, as SVG, from the rows of its table; from a file of them, drawn anew."""
 import math, re, sys
 
-OURS, PEERS, INK, GRID = "#1f6f8b", ["#e07a5f", "#81b29a", "#f2cc8f", "#9a8c98"], "#333333", "#cccccc"
+# The colours of examples/chart.h, light and dark: ours is FP32's, peers have the others.
+OURS, PEERS, INK, GRID = "c0", ["c2", "c3", "c4", "c1", "c6"], "ink", "c6"
+LIGHT = ["#2f343b", "#0a62f0", "#bd8a05", "#91328f", "#21a05f", "#a01008", "#8f959f", "#4d535c"]
+DARK = ["#e6ebf5", "#3578ff", "#fbc104", "#c468d6", "#52e898", "#d8281a", "#7f858f", "#a9b1bc"]
+def rules(colours): return "".join(".%s{fill:%s;stroke:%s}" % ("ink" if i == 7 else "c%d" % i, c, c) for i, c in enumerate(colours))
+STYLE = "<style>%s\n@media(prefers-color-scheme:dark){%s}\ntext,rect{stroke:none!important}polyline{fill:none}</style>" % (rules(LIGHT), rules(DARK))
 
 def esc(text): return str(text).replace("&", "&amp;").replace("<", "&lt;")
 def label(x, y, text, size=11, anchor="start", colour=INK):
-    return '<text x="%.1f" y="%.1f" font-size="%d" text-anchor="%s" fill="%s">%s</text>' % (x, y, size, anchor, colour, esc(text))
-def rect(x, y, w, h, colour): return '<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s"/>' % (x, y, max(w, 0.5), h, colour)
+    return '<text x="%.1f" y="%.1f" font-size="%d" text-anchor="%s" class="%s">%s</text>' % (x, y, size, anchor, colour, esc(text))
+def rect(x, y, w, h, colour): return '<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" class="%s"/>' % (x, y, max(w, 0.5), h, colour)
 def stroke(x1, y1, x2, y2, colour, dash=""):
-    return '<line x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f" stroke="%s"%s/>' % (x1, y1, x2, y2, colour, ' stroke-dasharray="4 3"' if dash else "")
+    return '<line x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f" class="%s"%s/>' % (x1, y1, x2, y2, colour, ' stroke-dasharray="4 3"' if dash else "")
 def picture(width, height, parts):
     return ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="sans-serif">' % (width, height),
-            rect(0, 0, width, height, "#ffffff")] + parts + ["</svg>"]
+            STYLE] + parts + ["</svg>"]
 
 def bars(rows):
     """For each case a bar of ours and one of each peer, as shares of the limit; a column for each number of threads."""
@@ -19,8 +24,8 @@ def bars(rows):
     names = [n for n in dict.fromkeys(r[8] for r in rows) if n]
     colour = {n: PEERS[i % len(PEERS)] for i, n in enumerate(names)}
     cases = list(dict.fromkeys((r[0], r[1], r[2]) for r in rows))
-    left, column, bar, scale, most = 290, 330, 8, 150.0, 1.6      # scale: pixels of the whole limit
-    parts, last = [label(8, 18, "Share of the limit of the processor (dashed line); the number is the share in percent", 12)], None
+    left, column, bar, scale, most = 330, 330, 11, 150.0, 1.0     # scale: pixels of the whole limit
+    parts, last = [label(8, 18, "Share of the processor's limit as measured (dashed line), in percent; what passed it is cut to 100", 13)], None
     x = 8
     for name, c in [("amp.h", OURS)] + list(colour.items()):
         parts += [rect(x, 26, 10, 10, c), label(x + 14, 35, name)]
@@ -38,7 +43,7 @@ def bars(rows):
             for k, (c, name, share) in enumerate(shares):
                 width = scale * min(share, most)
                 parts += [rect(left + column * i, y + bar * k, width, bar - 1, c),
-                          label(left + column * i + width + 3, y + bar * k + 7, "%.0f %s" % (100 * share, name), 8)]
+                          label(left + column * i + width + 4, y + bar * k + 9, "%.0f %s" % (100 * min(share, most), name), 10)]
         y += 6 + bar * max(1, *(len(g) + 1 for g in here))
     for i in range(len(threads)): parts.append(stroke(left + column * i + scale, top, left + column * i + scale, y, INK, "dash"))
     return picture(left + column * len(threads), y + 10, parts)
@@ -57,8 +62,10 @@ def steps(rows, facts):
     """A training step on one thread, ours and PyTorch's, the faster of its layouts: a bar with its name and its time. A bar of
     eight times the time of ours in FP32 or more is cut."""
     rows = [r for r in rows if r[3] == 1 and r[2] in KINDS and network(r)]
-    left, scale, bar, y = 330, 400.0, 17, 60
-    parts = [label(8, 20, "A training step on one thread: shorter is faster", 14), label(8, 38, facts, 11)]
+    left, scale, bar, y = 360, 400.0, 20, 84
+    parts = [label(8, 22, "A training step on one thread: in FP32 amp.h is faster, in BF16 now PyTorch, now amp.h", 16),
+             label(8, 43, facts, 13),
+             label(8, 62, "each network has a scale of its own; runs differ by 30 %; PyTorch has the faster of its layouts", 13)]
     for name in dict.fromkeys(network(r) for r in rows):
         here = [r for r in rows if network(r) == name]
         batch = re.search(r"(\d+)(?:x\d+)?$", here[0][1].split(":")[-1] if ":" in here[0][1] else here[0][1])
@@ -66,15 +73,15 @@ def steps(rows, facts):
         for kind in KINDS:
             of_kind = [r for r in here if r[2] == kind]
             theirs = [r[9] for r in of_kind if r[8].startswith("PyTorch")]
-            if of_kind: times.append(("amp.h " + KINDS[kind], OURS, of_kind[0][5]))
-            if theirs and kind != "bf16-fast": times.append(("PyTorch " + KINDS[kind], PEERS[0], min(theirs)))
+            if of_kind: times.append(("amp.h " + KINDS[kind], OURS if kind == "f32" else "c2", of_kind[0][5]))
+            if theirs and kind != "bf16-fast": times.append(("PyTorch " + KINDS[kind], GRID, min(theirs)))
         ours = next(t for n, _, t in times if n == "amp.h FP32")
         longest = max(t for _, _, t in times if t < 8 * ours)
-        parts.append(label(8, y + 11, name + (", batch " + batch.group(1) if here[0][1] != "4x64" else ", 4 x 64 tokens"), 12))
+        parts.append(label(8, y + 12, name + (", batch " + batch.group(1) if here[0][1] != "4x64" else ", 4 x 64 tokens"), 12))
         for who, colour, t in times:
             width = scale * min(t / longest, 1.12)
-            parts += [rect(left, y, width, bar - 4, colour), label(left - 6, y + 11, who, 10, "end"),
-                      label(left + width + 5, y + 11, milliseconds(t) + (" (bar cut)" if t > longest else ""), 10)]
+            parts += [rect(left, y, width, bar - 4, colour), label(left - 6, y + 12, who, 13, "end"),
+                      label(left + width + 5, y + 12, milliseconds(t) + (" (bar cut)" if t > longest else ""), 13)]
             y += bar
         y += 10
     return picture(left + 530, y + 4, parts)
@@ -94,7 +101,7 @@ def panel(x, y, title, axis, lines):
     for size in sorted({p[0] for p in points}): parts.append(label(at_x(size), y + height + 14, size, 9, "middle"))
     for _, colour, dash, line in lines:
         path = " ".join("%.1f,%.1f" % (at_x(a), at_y(b)) for a, b in sorted(line))
-        parts.append('<polyline points="%s" fill="none" stroke="%s" stroke-width="2"%s/>' % (path, colour, ' stroke-dasharray="5 3"' if dash else ""))
+        parts.append('<polyline points="%s" class="%s" stroke-width="2"%s/>' % (path, colour, ' stroke-dasharray="5 3"' if dash else ""))
     return parts
 
 def scaling(rows):
