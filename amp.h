@@ -83,7 +83,8 @@
    Memory.    Parts on raw pointers allocate nothing, but for files and amp_workspace. A model
    allocates in create, build and finalize, never in a step. 128 KB of stack are enough (192 with
    clang, AVX-512 and no optimisation). Adam costs 16 bytes per parameter in FP32 and 18 in mixed
-   precision, 16 with 16-bit weight gradients; the halving is in the activations.
+   precision, 16 with 16-bit weight gradients; the halving is in the activations. With split masters
+   and moments in BF16 too it is 10.
    Floating-point exceptions, where a host unmasks them (feenableexcept): steps, evaluation,
    predictions, statistics, gradient checks and saturating casts mask them and leave no flag.
    mask_exceptions in amp_exec and amp_convert_desc does so for one call of a loop of your own,
@@ -1134,18 +1135,32 @@ typedef struct amp_optimizer_desc {
 
 /* One parameter tensor. All memory is the caller's. */
 typedef struct amp_param {
-    float*      master;      /* [count] FP32 weights; NULL = `low` itself is trained (O3) */
+    float*      master;      /* [count] FP32 weights; NULL = `low` itself is trained (O3), or with
+                                `rest` */
     void*       low;         /* [count] 16-bit copy; NULL = none */
     amp_dtype   low_dtype;   /* AMP_F16 or AMP_BF16 if low is given */
     void*       grad;        /* [count]; times the loss scale, before and after a step */
     amp_dtype   grad_dtype;  /* 0 = AMP_F32 */
-    float*      m;           /* [count] momentum or first moment, zeros at first; NULL if not
+    void*       m;           /* [count] momentum or first moment, zeros at first; NULL if not
                                 needed */
-    float*      v;           /* [count] second moment; likewise */
+    void*       v;           /* [count] second moment; likewise */
     size_t      count;
     int         group;       /* index into desc.groups */
     const char* name;        /* for messages; may be NULL */
+    amp_dtype   moment_dtype; /* of m and v: 0 = AMP_F32, as they are computed; BF16; of m without v
+                                F16 too. Rounded to nearest, at most the largest finite value */
+    uint16_t*   rest;        /* [count] the masters' lower 16 bits: see amp_master_split */
 } amp_param;
+
+/* Split masters, bit for bit those of FP32 at 4 bytes in place of 6: low is the upper half of n
+   masters w, rounded to bfloat16 to nearest, ties away from zero; rest is their lower 16 bits, from
+   0x8000 on less than 0. Nothing else differs in training, but that a weight which would pass the
+   largest bfloat16 stays as it is. Splitting makes it the largest, and any NaN 0x7fc00000. With
+   moments and gradients in BF16 too, a weight of Adam takes 10 bytes.
+   BF16 has 8 bits: an m is off by up to 0.4 %, and v stands still while (1-beta2) * |g^2/v - 1| is
+   below 2^-9 to 2^-8: beta2 of 0.99 or less suits it (the logger hears of one above 0.996). */
+AMP_DEF void amp_master_split(void* low, uint16_t* rest, const float* w, size_t n);
+AMP_DEF void amp_master_join(float* w, const void* low, const uint16_t* rest, size_t n);
 
 /* How many of m and v an optimizer needs: 0; 1, which is m (RMSPROP without momentum: v); 2; -1 if
    the desc or a group's setting is invalid. */
@@ -1272,6 +1287,8 @@ typedef struct amp_model_desc {
                                        where a layer runs in F16; else static 1 */
     amp_optimizer_desc optimizer;   /* zeroed = SGD with lr 0.01 */
     amp_dtype grad_dtype;           /* of weight gradients: 0 = AMP_F32; F16, BF16 */
+    amp_dtype moment_dtype;         /* as in amp_param */
+    int split_masters;              /* 1 = of weights in BF16: amp_master_split */
     int accumulate;                 /* micro-batches per step; 0 = 1. The gradient is their mean,
                                        whatever each n */
     int max_replays;                /* repeats of an overflowing batch at the lower scale; not with
@@ -1784,11 +1801,11 @@ AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out
    step and skip counts, random-number position. Resuming gives the bits of a run without a stop.
    AMP_ERR_STATE between micro-batches; AMP_ERR_ARGUMENT, and the old file stays, for a rate or a
    state that amp_optimizer_step refuses.
-   Loading needs equal names, shapes, level, types (grad_dtype too), seed, accumulate, optimizer
-   kind, maximize, groups and scaler rule, but not batch; otherwise, or for a damaged file,
-   AMP_ERR_FORMAT with the first difference. Rates are loaded; other optimizer settings stay, and
-   the logger hears (AMP_OK) of each that differs. Saving takes little memory, loading as much as
-   the file. */
+   Loading needs equal names, shapes, level, types (of gradients and moments too; split masters are
+   FP32 in the file), seed, accumulate, optimizer kind, maximize, groups and scaler rule, but not
+   batch; otherwise, or for a damaged file, AMP_ERR_FORMAT with the first difference. Rates are
+   loaded; other optimizer settings stay, and the logger hears (AMP_OK) of each that differs. Saving
+   takes little memory, loading as much as the file. */
 AMP_DEF amp_result amp_checkpoint_save(amp_model* m, const char* path);
 AMP_DEF amp_result amp_checkpoint_load(amp_model* m, const char* path);
 
@@ -3305,6 +3322,32 @@ AMPI_FN void ampi_quiet_lanes(float* x, uint32_t kept) {
         const uint32_t u = ampi_bits(x[l]);
         x[l] = ampi_float((u & 0x7fffffffu) > 0x7f800000u ? (u & kept) | 0x7fc00000u : u);
     }
+}
+
+/* A finite x whose magnitude is at most the one with the bits `limit`; inf and NaN stay. */
+AMPI_HD AMPI_INLINE float ampi_within(float x, uint32_t limit) {
+    const uint32_t u = ampi_bits(x), size = u & 0x7fffffffu;
+    return ampi_float(size > limit && size < 0x7f800000u ? (u & 0x80000000u) | limit : u);
+}
+
+/* The bits of the largest magnitude that a 16-bit type does not round to infinity: below 65520, or
+   2^128 - 2^119. */
+AMPI_HD AMPI_INLINE uint32_t ampi_last_rounded(amp_dtype t) {
+    return t == AMP_F16 ? 0x477fefffu : 0x7f7f7fffu;
+}
+
+/* The bits of a master that is about to be split, as its upper half can hold it. */
+AMPI_HD AMPI_INLINE uint32_t ampi_bits_to_split(float w) {
+    const uint32_t u = ampi_bits(ampi_within(w, ampi_last_rounded(AMP_BF16)));
+    return (u & 0x7fffffffu) > 0x7f800000u ? 0x7fc00000u : u;
+}
+
+/* Their upper half, rounded to nearest, ties away from zero. */
+AMPI_HD AMPI_INLINE uint16_t ampi_upper_half(uint32_t u) { return (uint16_t)((u + 0x8000u) >> 16); }
+
+/* A master of its two halves; the lower one is negative from 0x8000 on. */
+AMPI_HD AMPI_INLINE float ampi_joined(uint32_t low, uint32_t rest) {
+    return ampi_float((low << 16) + rest - ((rest & 0x8000u) << 1));
 }
 
 /* >>impl-vector  Sixteen lanes of FP32 on every instruction set; what the kernels are called
@@ -6281,6 +6324,35 @@ AMPI_KERNEL(ampi_axpy_f32, (float* AMPI_RESTRICT y, const float* AMPI_RESTRICT x
         for (int l = 0; l < 16; l++)
             y[i + (size_t)l] = ampi_fma(hw, x[i + (size_t)l], a, y[i + (size_t)l]);
     for (; i < n; i++) y[i] = ampi_fma(hw, x[i], a, y[i]);
+}
+
+/* Each x[i] within `limit`, see ampi_within. */
+AMPI_KERNEL(ampi_limit_f32, (float* x, size_t n, uint32_t limit), x, n, limit) {
+    size_t i = 0;
+    for (; n - i >= 16; i += 16)
+        for (int l = 0; l < 16; l++) x[i + (size_t)l] = ampi_within(x[i + (size_t)l], limit);
+    for (; i < n; i++) x[i] = ampi_within(x[i], limit);
+}
+
+/* Halves of n masters. */
+AMPI_KERNEL(ampi_split, (uint16_t* AMPI_RESTRICT low, uint16_t* AMPI_RESTRICT rest,
+        const float* AMPI_RESTRICT w, size_t n), low, rest, w, n) {
+    uint32_t bits[16];
+    for (size_t i = 0, count; i < n; i += count) {
+        count = n - i < 16 ? n - i : 16;
+        for (size_t l = 0; l < count; l++) bits[l] = ampi_bits_to_split(w[i + l]);
+        for (size_t l = 0; l < count; l++) low[i + l] = ampi_upper_half(bits[l]);
+        for (size_t l = 0; l < count; l++) rest[i + l] = (uint16_t)bits[l];
+    }
+}
+
+/* n masters of their halves. */
+AMPI_KERNEL(ampi_join, (float* AMPI_RESTRICT w, const uint16_t* AMPI_RESTRICT low,
+        const uint16_t* AMPI_RESTRICT rest, size_t n), w, low, rest, n) {
+    size_t i = 0;
+    for (; n - i >= 16; i += 16)
+        for (size_t l = i; l < i + 16; l++) w[l] = ampi_joined(low[l], rest[l]);
+    for (; i < n; i++) w[i] = ampi_joined(low[i], rest[i]);
 }
 
 /* y + x * inverse: checked as it would be stored, or stored. */
@@ -11550,6 +11622,12 @@ AMPI_FN amp_result ampi_param_validate(const amp_optimizer* o, int i) {
         "grad_dtype must be F32, F16 or BF16");
     AMPI_REFUSE_PARAM(p->low && ampi_type_size(p->low_dtype) != 2, AMP_ERR_DTYPE,
         "low_dtype must be F16 or BF16");
+    AMPI_REFUSE_PARAM(!ampi_is_compute_dtype(p->moment_dtype), AMP_ERR_DTYPE,
+        "moment_dtype must be F32, BF16 or F16");
+    AMPI_REFUSE_PARAM(p->moment_dtype == AMP_F16 && ampi_uses_v(kind), AMP_ERR_DTYPE,
+        "v would underflow in F16: moment_dtype must be F32 or BF16");
+    AMPI_REFUSE_PARAM(p->rest && (p->master || !p->low || p->low_dtype != AMP_BF16),
+        AMP_ERR_ARGUMENT, "rest needs a low of BF16 and no master");
 
     /* Arrays: of no elements none is needed, of a frozen parameter the weights alone. */
     if (p->count == 0) return AMP_OK;
@@ -11574,8 +11652,8 @@ AMPI_FN amp_result ampi_params_validate(const amp_optimizer* o) {
     return AMP_OK;
 }
 
-/* Arrays of a parameter: master, low, grad, m, v. */
-enum { AMPI_PARAM_ARRAYS = 5 };
+/* Arrays of a parameter: master, low, grad, m, v, rest. */
+enum { AMPI_PARAM_ARRAYS = 6 };
 
 /* Where array `id` of all parameters lies, counted through the first parameter's arrays, then the
    second's. Unused moments, a frozen parameter's too, lie nowhere. */
@@ -11584,14 +11662,17 @@ AMPI_FN ampi_array ampi_param_array(const void* list, size_t id) {
     const amp_param* p = &o->params[id / AMPI_PARAM_ARRAYS];
     const int moves = !ampi_param_frozen(o, p), kind = ampi_update_kind_of(&o->desc);
     const void* const data[] = { p->master, p->low, p->grad,
-        moves && ampi_uses_m(kind) ? p->m : NULL, moves && ampi_uses_v(kind) ? p->v : NULL };
-    const size_t sizes[] = { 4, 2, ampi_type_size(p->grad_dtype), 4, 4 };
+        moves && ampi_uses_m(kind) ? p->m : NULL, moves && ampi_uses_v(kind) ? p->v : NULL,
+        p->rest };
+    const size_t moment = ampi_type_size(p->moment_dtype);
+    const size_t sizes[] = { 4, 2, ampi_type_size(p->grad_dtype), moment, moment, 2 };
     return ampi_array_of(data[id % AMPI_PARAM_ARRAYS], p->count * sizes[id % AMPI_PARAM_ARRAYS], 1);
 }
 
 /* Refuses two arrays that share memory: a step would update it twice. */
 AMPI_FN amp_result ampi_params_apart(const amp_optimizer* o) {
-    static const char* const array[AMPI_PARAM_ARRAYS] = { "master", "low", "grad", "m", "v" };
+    static const char* const array[AMPI_PARAM_ARRAYS] = { "master", "low", "grad", "m", "v",
+        "rest" };
     const size_t n = AMPI_PARAM_ARRAYS;
     size_t a, b;
     if (!ampi_arrays_meet(o, ampi_param_array, (size_t)o->count * n, &a, &b)) return AMP_OK;
@@ -11599,6 +11680,19 @@ AMPI_FN amp_result ampi_params_apart(const amp_optimizer* o) {
         "optimizer: %s of parameter %d (%s) and %s of parameter %d (%s) overlap in memory",
         array[a % n], (int)(a / n), ampi_name_or_none(o->params[a / n].name),
         array[b % n], (int)(b / n), ampi_name_or_none(o->params[b / n].name));
+}
+
+/* Tells the logger of the first second moments in 16 bits that hardly move. */
+AMPI_FN void ampi_remark_idle(const amp_optimizer* o) {
+    for (int i = 0; i < o->count; i++) {
+        const amp_param* p = &o->params[i];
+        if (p->moment_dtype != AMP_BF16 || !ampi_uses_v(ampi_update_kind_of(&o->desc))
+                || o->desc.beta2 <= 255.0f / 256) continue;
+        ampi_remark(&o->logger,
+            "optimizer: parameter %d (%s): v in bf16 hardly moves with beta2 %g; 0.99 suits it", i,
+            ampi_name_or_none(p->name), (double)o->desc.beta2);
+        return;
+    }
 }
 
 /* Checks a desc and parameters, and makes an optimizer of them. Of amp_optimizer_init only the low
@@ -11624,6 +11718,7 @@ AMPI_FN amp_result ampi_optimizer_make(amp_optimizer* o, const amp_optimizer_des
     AMPI_TRY(ampi_params_validate(&made));
     AMPI_TRY(ampi_params_apart(&made));
     made.state.lr = d->lr;
+    ampi_remark_idle(&made);
     *o = made;
     return AMP_OK;
 }
@@ -11643,6 +11738,14 @@ AMPI_FN void ampi_params_write_low(const amp_optimizer* o) {
         if (p->master && p->low)
             ampi_store_saturated((uint16_t*)p->low, p->low_dtype, p->master, p->count);
     fesetenv(&floats);
+}
+
+AMP_DEF void amp_master_split(void* low, uint16_t* rest, const float* w, size_t n) {
+    ampi_split((uint16_t*)low, rest, w, n);
+}
+
+AMP_DEF void amp_master_join(float* w, const void* low, const uint16_t* rest, size_t n) {
+    ampi_join(w, (const uint16_t*)low, rest, n);
 }
 
 /* Makes an optimizer of valid parameters, and writes their low copies. */
@@ -11683,9 +11786,31 @@ AMPI_HD AMPI_FN void ampi_update_limits(ampi_update_overflow* over, int has_mast
         amp_dtype low) {
     AMPI_CLEAR(*over);
     over->finite = 0x7f7fffffu;
-    /* below 65520, 2^128 - 2^119 */
-    over->low = !has_low ? over->finite : low == AMP_F16 ? 0x477fefffu : 0x7f7f7fffu;
+    over->low = has_low ? ampi_last_rounded(low) : over->finite;
     over->last = has_master ? over->finite : over->low;
+}
+
+/* Elements [i, i + n) of an array as floats: where they lie or, of 16 bits, in a tile; or NULL. */
+AMPI_FN float* ampi_as_floats(void* x, amp_dtype t, size_t i, size_t n, float* tile) {
+    if (!x) return NULL;
+    if (ampi_dtype_or_f32(t) == AMP_F32) return (float*)x + i;
+    ampi_load_f32(tile, x, t, i, n);
+    return tile;
+}
+
+/* Elements [i, i + n) of moments of 16 bits from a tile; others lie where they belong. */
+AMPI_FN void ampi_moments_store(void* x, amp_dtype t, size_t i, size_t n, float* tile) {
+    if (!x || ampi_dtype_or_f32(t) == AMP_F32) return;
+    ampi_limit_f32(tile, n, ampi_last_rounded(t));
+    ampi_store_f32(x, t, i, tile, n);
+}
+
+/* Elements [i, i + n) of split or 16-bit weights, or of a copy of masters, which saturates. */
+AMPI_FN void ampi_low_store(const amp_param* p, size_t i, size_t n, const float* w, int saturate) {
+    uint16_t* low = (uint16_t*)p->low;
+    if (p->rest) ampi_split(low + i, p->rest + i, w, n);
+    else if (p->master && low && saturate) ampi_store_saturated(low + i, p->low_dtype, w, n);
+    else if (low) ampi_store_f32(low, p->low_dtype, i, w, n);
 }
 
 /* Updates the weights of a chunk, or sums the squares of its weights and of LAMB's direction. */
@@ -11696,7 +11821,11 @@ AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
     const ampi_kernels* kernels = ampi_kernels_now();
     const int direction = step->kind == AMPI_LAMB_DIRECTION;
     const size_t end = c->offset + c->n;
+    void* const m = ampi_uses_m(step->kind) ? p->m : NULL;
+    void* const v = ampi_uses_v(step->kind) ? p->v : NULL;
+    const amp_dtype type = p->moment_dtype;
     AMPI_ALIGNED float w_tile[AMPI_BLOCK], g_tile[AMPI_BLOCK];
+    AMPI_ALIGNED float m_tile[AMPI_BLOCK], v_tile[AMPI_BLOCK];
     ampi_update_overflow over;
     size_t n;
     if (u->frozen) return;
@@ -11707,22 +11836,24 @@ AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
         float *w = w_tile, *g = g_tile;
         n = ampi_min_size(end - i, AMPI_BLOCK);
         if (p->master) w = p->master + i;
+        else if (p->rest) ampi_join(w, (const uint16_t*)p->low + i, p->rest + i, n);
         else ampi_load_f32(w, p->low, p->low_dtype, i, n);
         if (ampi_dtype_or_f32(p->grad_dtype) == AMP_F32 && !direction) g = (float*)p->grad + i;
         else ampi_load_f32(g, p->grad, p->grad_dtype, i, n);
 
         over.base = i;
-        const ampi_update_job job = { w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, u,
-            &over };
+        const ampi_update_job job = { w, g, ampi_as_floats(m, type, i, n, m_tile),
+            ampi_as_floats(v, type, i, n, v_tile), u, &over };
         kernels->update(step->kind, &job, n);
-
-        /* Low weights: only a copy of a master can be beyond their type. */
         if (direction) {
             kernels->add_squares(&c->sum, w, AMP_F32, n);
             kernels->add_squares(&c->sum2, g, AMP_F32, n);
-        } else if (p->master && p->low && over.held + over.saturated > 0)
-            ampi_store_saturated((uint16_t*)p->low + i, p->low_dtype, w, n);
-        else if (p->low) ampi_store_f32(p->low, p->low_dtype, i, w, n);
+            continue;
+        }
+
+        ampi_moments_store(m, type, i, n, m_tile);
+        ampi_moments_store(v, type, i, n, v_tile);
+        ampi_low_store(p, i, n, w, over.held + over.saturated > 0);
     }
     ampi_kernels_end();
     c->held = over.held;
@@ -11999,7 +12130,8 @@ AMPI_FN void* ampi_mixed_take(char* base, size_t* at, size_t bytes) {
 /* Gives parameter number i what it lacks, from a block that begins with `base` or, without base,
    only counts its bytes. kind: an ampi_update_kind. */
 AMPI_FN void ampi_mixed_place(amp_param* p, int i, int kind, char* base, size_t* at) {
-    const size_t floats = p->count * sizeof(float);
+    const size_t floats = p->count * sizeof(float),
+        moments = p->count * ampi_type_size(p->moment_dtype);
     if (!p->name) {
         char* name = (char*)ampi_mixed_take(base, at, AMPI_MIXED_NAME);
         if (name) ampi_say(name, AMPI_MIXED_NAME, "param%d", i);
@@ -12007,11 +12139,11 @@ AMPI_FN void ampi_mixed_place(amp_param* p, int i, int kind, char* base, size_t*
     }
     if (p->count > SIZE_MAX / 16) return;  /* will be refused */
 
-    if (p->low && !p->master) p->master = (float*)ampi_mixed_take(base, at, floats);
+    if (p->low && !p->master && !p->rest) p->master = (float*)ampi_mixed_take(base, at, floats);
     else if (p->master && !p->low && p->low_dtype)
         p->low = ampi_mixed_take(base, at, floats / 2);
-    if (ampi_uses_m(kind) && !p->m) p->m = (float*)ampi_mixed_take(base, at, floats);
-    if (ampi_uses_v(kind) && !p->v) p->v = (float*)ampi_mixed_take(base, at, floats);
+    if (ampi_uses_m(kind) && !p->m) p->m = ampi_mixed_take(base, at, moments);
+    if (ampi_uses_v(kind) && !p->v) p->v = ampi_mixed_take(base, at, moments);
 }
 
 /* A copy of the desc's parameters with all they need, from a block that begins with `base`; without
@@ -12039,7 +12171,7 @@ AMPI_FN amp_result ampi_mixed_make(amp_mixed* x, const amp_mixed_desc* desc, amp
     AMPI_TRY(ampi_optimizer_make(&x->optimizer, &o, params, desc->count, "amp_mixed_init"));
     AMPI_TRY(amp_scaler_init(&x->scaler, &s));
     for (int i = 0; i < desc->count; i++)
-        if (!desc->params[i].master)
+        if (!desc->params[i].master && params[i].master)
             ampi_load_f32(params[i].master, params[i].low, params[i].low_dtype, 0, params[i].count);
     ampi_params_write_low(&x->optimizer);
     return AMP_OK;
@@ -12656,6 +12788,8 @@ AMPI_FN amp_result ampi_model_check_desc(amp_model* m) {
     AMPI_REFUSE_DESC(!ampi_is_compute_dtype(d->grad_dtype),
         "model: grad_dtype is %s (%d), it must be f32, f16 or bf16", amp_dtype_name(d->grad_dtype),
         d->grad_dtype);
+    AMPI_REFUSE_DESC(!ampi_is_compute_dtype(d->moment_dtype),
+        "model: moment_dtype is %d, it must be f32, bf16 or f16", d->moment_dtype);
     AMPI_REFUSE_DESC(d->accumulate < 0 || d->max_replays < 0,
         "model: accumulate is %d and max_replays %d, none may be below 0", d->accumulate,
         d->max_replays);
@@ -13708,13 +13842,17 @@ AMPI_FN void ampi_place_param(amp_model* m, ampi_node* n, int k) {
         p.low = ampi_block_take(m, AMPI_BLOCK_LOW, p.count * 2);
         p.low_dtype = n->layer.param_dtype;
     }
-    if (!is_low || (m->policy.master_weights && !m->desc.inference))
-        p.master = ampi_floats_take(m, AMPI_BLOCK_MASTERS, p.count);
+    const int has_master = !is_low || (m->policy.master_weights && !m->desc.inference);
+    if (has_master && p.low_dtype == AMP_BF16 && m->desc.split_masters)
+        p.rest = (uint16_t*)ampi_block_take(m, AMPI_BLOCK_MASTERS, p.count * 2);
+    else if (has_master) p.master = ampi_floats_take(m, AMPI_BLOCK_MASTERS, p.count);
     if (ampi_is_trainable(m)) {
         const int kind = ampi_update_kind_of(&m->desc.optimizer);
         p.grad = ampi_block_take(m, AMPI_BLOCK_GRADS, p.count * ampi_type_size(p.grad_dtype));
-        if (ampi_uses_m(kind)) p.m = ampi_floats_take(m, AMPI_BLOCK_MOMENTS, p.count);
-        if (ampi_uses_v(kind)) p.v = ampi_floats_take(m, AMPI_BLOCK_MOMENTS, p.count);
+        p.moment_dtype = m->desc.moment_dtype;
+        const size_t bytes = p.count * ampi_type_size(p.moment_dtype);
+        if (ampi_uses_m(kind)) p.m = ampi_block_take(m, AMPI_BLOCK_MOMENTS, bytes);
+        if (ampi_uses_v(kind)) p.v = ampi_block_take(m, AMPI_BLOCK_MOMENTS, bytes);
     }
 
     char* name = (char*)ampi_block_take(m, AMPI_BLOCK_HOST, AMPI_PARAM_NAME);
@@ -13757,6 +13895,32 @@ AMPI_FN uint64_t ampi_stream(const amp_model* m, int number) {
     return x ^ (x >> 32);
 }
 
+/* Splits n masters on the host into the model's memory. */
+AMPI_APART amp_result ampi_write_split(amp_model* m, uint16_t* low, uint16_t* rest,
+        const float* values, size_t n) {
+    uint16_t halves[2][4 * AMPI_BLOCK];
+    for (size_t i = 0, count; i < n; i += count) {
+        count = ampi_min_size(n - i, 4 * AMPI_BLOCK);
+        ampi_split(halves[0], halves[1], values + i, count);
+        AMPI_RUN(copy_in, low + i, halves[0], count * sizeof *low);
+        AMPI_RUN(copy_in, rest + i, halves[1], count * sizeof *rest);
+    }
+    return AMP_OK;
+}
+
+/* Joins n masters on the host from the model's memory. */
+AMPI_APART amp_result ampi_read_split(amp_model* m, const uint16_t* low, const uint16_t* rest,
+        float* values, size_t n) {
+    uint16_t halves[2][4 * AMPI_BLOCK];
+    for (size_t i = 0, count; i < n; i += count) {
+        count = ampi_min_size(n - i, 4 * AMPI_BLOCK);
+        AMPI_RUN(copy_out, halves[0], low + i, count * sizeof *low);
+        AMPI_RUN(copy_out, halves[1], rest + i, count * sizeof *rest);
+        ampi_join(values + i, halves[0], halves[1], count);
+    }
+    return AMP_OK;
+}
+
 /* Fills parameter k of n from a stream of its own: other parameters do not change
    it. Its low copy is written by ampi_open_training. */
 AMPI_FN amp_result ampi_init_param(amp_model* m, const ampi_node* n, int k) {
@@ -13772,6 +13936,8 @@ AMPI_FN amp_result ampi_init_param(amp_model* m, const ampi_node* n, int k) {
             values[i] = n->custom ? ampi_initial_custom(&n->custom->params[k], seed, at + i)
                 : ampi_initial_weight(n, k == AMPI_BIAS, seed, at + i);
         if (p->master) AMPI_RUN(copy_in, p->master + at, values, count * sizeof *values);
+        else if (p->rest)
+            AMPI_TRY(ampi_write_split(m, (uint16_t*)p->low + at, p->rest + at, values, count));
         else AMPI_RUN(upload, amp_ref_of((uint16_t*)p->low + at, p->low_dtype), amp_f32(values),
             count);
     }
@@ -14048,6 +14214,7 @@ AMPI_FN amp_result ampi_check_param(amp_model* m, const amp_param* p, const void
 /* Copies a parameter to the host: its master, or its 16-bit weights widened. */
 AMP_DEF amp_result amp_model_read_param(amp_model* m, const amp_param* p, float* out) {
     AMPI_TRY(ampi_check_param(m, p, out, "read param"));
+    if (p->rest) return ampi_read_split(m, (const uint16_t*)p->low, p->rest, out, p->count);
     return p->master ? ampi_run(copy_out, out, p->master, p->count * sizeof *out)
                      : ampi_run(download, amp_f32(out), amp_ref_of(p->low, p->low_dtype), p->count);
 }
@@ -14070,6 +14237,7 @@ AMPI_APART amp_result ampi_model_write_low(amp_model* m, const amp_param* p, con
 /* Sets a parameter to values on the host: its master and its 16-bit weights. */
 AMP_DEF amp_result amp_model_write_param(amp_model* m, const amp_param* p, const float* values) {
     AMPI_TRY(ampi_check_param(m, p, values, "write param"));
+    if (p->rest) return ampi_write_split(m, (uint16_t*)p->low, p->rest, values, p->count);
     if (p->master) AMPI_RUN(copy_in, p->master, values, p->count * sizeof *values);
     return p->low ? ampi_model_write_low(m, p, values) : AMP_OK;
 }
@@ -15881,6 +16049,7 @@ typedef struct ampi_entry {
     uint64_t begin, end;       /* its bytes, counted from the file's first byte of data */
     const amp_tensor* wanted;  /* the caller's tensor that takes it; NULL = stepped over */
     size_t place;              /* of a wanted one: its first byte in ampi_file.data */
+    int number;                /* of that tensor in the caller's list */
     int type;                  /* an index of ampi_file_types */
     amp_dtype dtype;           /* the same as an amp_dtype; 0 = amp has no such type */
 } ampi_entry;
@@ -15898,6 +16067,8 @@ typedef struct ampi_file {
     amp_file_desc desc;              /* the caller's allocator and logger */
     const amp_file_tensor* tensors;  /* the caller's: to be written, or to be read to */
     const amp_file_text* texts;      /* to be written */
+    uint16_t** rests;                /* by tensor: not NULL for split masters, FP32 in the file,
+                                        whose data is their upper halves; NULL = none are split */
     int count, text_count;           /* of `tensors` and of `texts` */
     int is_trial;                    /* what was written is removed, and the file at the path
                                         stays */
@@ -16211,15 +16382,31 @@ AMPI_FN uint64_t ampi_put_header(const ampi_file* f, uint64_t length) {
     return at / 8 * 8;
 }
 
+/* The rest of tensor i's masters if they are split, or NULL. */
+AMPI_FN uint16_t* ampi_file_rest(const ampi_file* f, int i) {
+    return f->rests ? f->rests[i] : NULL;
+}
+
+/* Bytes [at, at + n) of tensor i as the file holds them, to f->data. */
+AMPI_FN amp_result ampi_file_fetch(const ampi_file* f, int i, size_t at, size_t n) {
+    const char* from = (const char*)f->tensors[i].tensor.data;
+    const uint16_t *rest = ampi_file_rest(f, i), *low = (const uint16_t*)(const void*)from;
+    float* joined = (float*)(void*)f->data;
+    amp_model* m = f->model;
+    if (rest && m) return ampi_read_split(m, low + at / 4, rest + at / 4, joined, n / 4);
+    if (m) return ampi_run(copy_out, f->data, from + at, n);
+    if (rest) ampi_join(joined, low + at / 4, rest + at / 4, n / 4);
+    else memcpy(f->data, from + at, n);
+    return AMP_OK;
+}
+
 /* Writes the elements of tensor i, little-endian, chunk by chunk, and takes their CRC-32. */
 AMPI_FN amp_result ampi_put_data(ampi_file* f, int i) {
     const amp_tensor* t = &f->tensors[i].tensor;
     const size_t size = ampi_type_size(t->dtype), bytes = t->count * size;
     for (size_t at = 0, n; at < bytes && !ferror(f->stream); at += n) {
-        const char* from = (const char*)t->data + at;
         n = ampi_min_size(bytes - at, AMPI_CHUNK_BYTES);
-        if (f->model) AMPI_TRY(f->model->backend->copy_out(f->data, from, n, &f->model->exec));
-        else memcpy(f->data, from, n);
+        AMPI_TRY(ampi_file_fetch(f, i, at, n));
         ampi_swap_endian((unsigned char*)f->data, n, size);
         fwrite(f->data, 1, n, f->stream);
         f->crcs[i] = ampi_crc32(f->crcs[i], f->data, n);
@@ -16656,6 +16843,7 @@ AMPI_FN amp_result ampi_file_want(ampi_file* f, int weights_alone) {
 
         /* Whole units of 8 bytes; two for one where a model's 16 bits may become FP32 in place. */
         e->wanted = &t->tensor;
+        e->number = i;
         e->place = (size_t)total;
         total += (e->end - e->begin + 7) / 8 * (f->model && ampi_type_size(e->dtype) == 2 ? 16 : 8);
     }
@@ -16666,8 +16854,9 @@ AMPI_FN amp_result ampi_file_want(ampi_file* f, int weights_alone) {
 /* Writes what was read of tensor e over the model's. Another type is converted in place; where it
    is no wider, values beyond it become its largest finite one, and the logger hears how many. */
 AMPI_FN amp_result ampi_file_hand(ampi_file* f, const ampi_entry* e) {
-    const amp_model* m = f->model;
+    amp_model* m = f->model;
     const amp_tensor* to = e->wanted;
+    uint16_t* rest = ampi_file_rest(f, e->number);
     const amp_dtype type = ampi_dtype_or_f32(to->dtype);
     const size_t size = ampi_type_size(type);
     char* data = f->data + e->place;
@@ -16683,8 +16872,17 @@ AMPI_FN amp_result ampi_file_hand(ampi_file* f, const ampi_entry* e) {
         ampi_remark(f->desc.logger,
             "checkpoint: %llu of %llu values of '%s' are beyond %s and become its largest",
             (ampi_ull)beyond, (ampi_ull)to->count, ampi_show(f, e->name), amp_dtype_name(type));
+    if (rest) return ampi_write_split(m, (uint16_t*)to->data, rest, (float*)(void*)data, to->count);
     AMPI_RUN(copy_in, to->data, data, to->count * size);
     return AMP_OK;
+}
+
+/* Writes what was read of tensor e over the caller's. */
+AMPI_FN void ampi_file_hand_host(const ampi_file* f, const ampi_entry* e) {
+    uint16_t* rest = ampi_file_rest(f, e->number);
+    void* data = f->data + e->place;
+    if (rest) amp_master_split(e->wanted->data, rest, (const float*)data, e->wanted->count);
+    else memcpy(e->wanted->data, data, (size_t)(e->end - e->begin));
 }
 
 /* Reads the wanted tensors in the order of the file; hands them over if all are sound. */
@@ -16706,7 +16904,7 @@ AMPI_FN amp_result ampi_file_read(ampi_file* f) {
     AMPI_EACH_ENTRY(f, e) {
         if (!e->wanted || e->begin == e->end) continue;
         if (f->model) AMPI_TRY(ampi_file_hand(f, e));
-        else memcpy(e->wanted->data, f->data + e->place, (size_t)(e->end - e->begin));
+        else ampi_file_hand_host(f, e);
     }
     return AMP_OK;
 }
@@ -16879,19 +17077,23 @@ AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
     /* A parameter has at most three tensors, and a batch norm of two parameters two statistics. */
     const uint64_t limit = 4 * (uint64_t)o->count + (uint64_t)f->count;
     c->tensors = (amp_file_tensor*)ampi_file_alloc(f, limit * (sizeof *c->tensors
-        + sizeof *c->names));
+        + sizeof *f->rests + sizeof *c->names));
     if (!c->tensors) return AMP_ERR_MEMORY;
-    c->names = (char (*)[AMPI_TENSOR_NAME])(void*)(c->tensors + limit);
+    f->rests = (uint16_t**)(void*)(c->tensors + limit);
+    memset(f->rests, 0, (size_t)limit * sizeof *f->rests);
+    c->names = (char (*)[AMPI_TENSOR_NAME])(void*)(f->rests + limit);
 
     for (int i = 0; i < o->count; i++) {
         const amp_param* p = &o->params[i];
         AMPI_REFUSE_LIST(!ampi_is_free_name(p->name) || !p->name[0]
             || strlen(p->name) + sizeof ".m" > AMPI_TENSOR_NAME,
             "parameter %d needs a name of 1 to %d bytes in UTF-8", i, AMPI_TENSOR_NAME - 3);
-        ampi_state_add(c, p->name, "", ampi_trained(p), p->count, i);
+        f->rests[c->tensor_count] = p->rest;
+        ampi_state_add(c, p->name, "", p->rest ? amp_f32((const float*)p->low) : ampi_trained(p),
+            p->count, i);
         if (weights_alone) continue;
-        if (p->m) ampi_state_add(c, p->name, ".m", amp_f32(p->m), p->count, i);
-        if (p->v) ampi_state_add(c, p->name, ".v", amp_f32(p->v), p->count, i);
+        if (p->m) ampi_state_add(c, p->name, ".m", amp_ref_of(p->m, p->moment_dtype), p->count, i);
+        if (p->v) ampi_state_add(c, p->name, ".v", amp_ref_of(p->v, p->moment_dtype), p->count, i);
     }
     for (const ampi_node* n = m ? m->first : NULL; n; n = n->next) {
         const size_t channels = (size_t)n->layer.channels;

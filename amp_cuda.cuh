@@ -7840,10 +7840,11 @@ AMP_DEF amp_result amp_cuda_scaler_write(amp_cuda_scaler* s, const amp_scaler* h
 typedef struct ampi_cuda_param {
     float*      master;
     void*       low;
+    uint16_t*   rest;
     const void* grad;
-    float*      m;
-    float*      v;
-    amp_dtype   low_dtype, grad_dtype;
+    void*       m;
+    void*       v;
+    amp_dtype   low_dtype, grad_dtype, moment_dtype;
     int32_t     group;
     int32_t     aligned;                /* 1 = each array starts where four of its elements may be
                                            read at once */
@@ -7994,6 +7995,16 @@ AMPI_D void ampi_d_fetch4(ampi_four& r, const void* x, amp_dtype t, size_t i, si
     }
 }
 
+/* Four split masters as the bits of FP32. */
+template <bool WHOLE>
+AMPI_D void ampi_d_fetch_split4(ampi_four& r, const void* low, const uint16_t* rest, size_t i,
+        size_t n) {
+    ampi_four lower;
+    ampi_d_fetch4<WHOLE>(r, low, AMP_BF16, i, n);
+    ampi_d_fetch4<WHOLE>(lower, rest, AMP_BF16, i, n);
+    for (int j = 0; j < 4; j++) r.w[j] = ampi_bits(ampi_joined(r.w[j], lower.w[j]));
+}
+
 /* Those four as floats. */
 AMPI_D void ampi_d_widen4(float (&v)[4], const ampi_four& r, amp_dtype t) {
     for (int j = 0; j < 4; j++)
@@ -8016,6 +8027,39 @@ AMPI_D void ampi_d_store4(void* y, amp_dtype t, size_t i, size_t n, const float 
         for (int j = 0; j < 4; j++)
             if (i + (size_t)j < n) ampi_d_store({ y, t }, i + (size_t)j, v[j]);
     }
+}
+
+/* Four 16-bit numbers, the lower halves of h; none is written behind n unless WHOLE. */
+template <bool WHOLE>
+AMPI_D void ampi_d_put4(uint16_t* y, size_t i, size_t n, const uint32_t (&h)[4]) {
+    if (WHOLE) {
+        *(uint2*)(void*)(y + i) = make_uint2((h[0] & 0xffffu) | h[1] << 16,
+            (h[2] & 0xffffu) | h[3] << 16);
+        return;
+    }
+    for (int j = 0; j < 4; j++)
+        if (i + (size_t)j < n) y[i + (size_t)j] = (uint16_t)h[j];
+}
+
+/* Four masters, split. */
+template <bool WHOLE>
+AMPI_D void ampi_d_store_split4(void* low, uint16_t* rest, size_t i, size_t n,
+        const float (&w)[4]) {
+    uint32_t bits[4], upper[4];
+    for (int j = 0; j < 4; j++) {
+        bits[j] = ampi_bits_to_split(w[j]);
+        upper[j] = ampi_upper_half(bits[j]);
+    }
+    ampi_d_put4<WHOLE>((uint16_t*)low, i, n, upper);
+    ampi_d_put4<WHOLE>(rest, i, n, bits);
+}
+
+/* Four moments; those of 16 bits stay finite. */
+template <bool WHOLE>
+AMPI_D void ampi_d_store_moments4(void* y, amp_dtype t, size_t i, size_t n, float (&v)[4]) {
+    if (t != AMP_F32)
+        for (int j = 0; j < 4; j++) v[j] = ampi_within(v[j], ampi_last_rounded(t));
+    ampi_d_store4<WHOLE>(y, t, i, n, v);
 }
 
 /* What a pass of updates needs, all on the device. */
@@ -8042,10 +8086,11 @@ typedef struct ampi_four_set { ampi_four w, g, m, v; } ampi_four_set;
 template <int KIND, bool WHOLE>
 AMPI_D void ampi_d_update_fetch(ampi_four_set& s, const ampi_cuda_param& p, size_t i, size_t n) {
     if (p.master) ampi_d_fetch4<WHOLE>(s.w, p.master, AMP_F32, i, n);
+    else if (p.rest) ampi_d_fetch_split4<WHOLE>(s.w, p.low, p.rest, i, n);
     else ampi_d_fetch4<WHOLE>(s.w, p.low, p.low_dtype, i, n);
     ampi_d_fetch4<WHOLE>(s.g, p.grad, p.grad_dtype, i, n);
-    if (ampi_uses_m(KIND)) ampi_d_fetch4<WHOLE>(s.m, p.m, AMP_F32, i, n);
-    if (ampi_uses_v(KIND)) ampi_d_fetch4<WHOLE>(s.v, p.v, AMP_F32, i, n);
+    if (ampi_uses_m(KIND)) ampi_d_fetch4<WHOLE>(s.m, p.m, p.moment_dtype, i, n);
+    if (ampi_uses_v(KIND)) ampi_d_fetch4<WHOLE>(s.v, p.v, p.moment_dtype, i, n);
 }
 
 /* The CPU's own formulas, on four elements, each by itself so that all stay in registers.
@@ -8076,15 +8121,16 @@ AMPI_D void ampi_d_saturate4(float (&w)[4], amp_dtype t, uint32_t last) {
 template <int KIND, bool WHOLE>
 AMPI_D void ampi_d_update_four(const ampi_four_set& s, ampi_cuda_work& k, size_t i, size_t n) {
     float w[4], g[4], m[4], v[4];
-    ampi_d_widen4(w, s.w, k.p.master ? AMP_F32 : k.p.low_dtype);
+    ampi_d_widen4(w, s.w, k.p.master || k.p.rest ? AMP_F32 : k.p.low_dtype);
     ampi_d_widen4(g, s.g, k.p.grad_dtype);
-    if (ampi_uses_m(KIND)) ampi_d_widen4(m, s.m, AMP_F32);
-    if (ampi_uses_v(KIND)) ampi_d_widen4(v, s.v, AMP_F32);
+    if (ampi_uses_m(KIND)) ampi_d_widen4(m, s.m, k.p.moment_dtype);
+    if (ampi_uses_v(KIND)) ampi_d_widen4(v, s.v, k.p.moment_dtype);
     k.over.base = i;
     ampi_d_update_apply<KIND>(w, g, m, v, k);
     if (KIND == AMPI_LAMB_DIRECTION) return;
-    if (ampi_uses_m(KIND)) ampi_d_store4<WHOLE>(k.p.m, AMP_F32, i, n, m);
-    if (ampi_uses_v(KIND)) ampi_d_store4<WHOLE>(k.p.v, AMP_F32, i, n, v);
+    if (ampi_uses_m(KIND)) ampi_d_store_moments4<WHOLE>(k.p.m, k.p.moment_dtype, i, n, m);
+    if (ampi_uses_v(KIND)) ampi_d_store_moments4<WHOLE>(k.p.v, k.p.moment_dtype, i, n, v);
+    if (k.p.rest) { ampi_d_store_split4<WHOLE>(k.p.low, k.p.rest, i, n, w); return; }
     if (k.p.master) ampi_d_store4<WHOLE>(k.p.master, AMP_F32, i, n, w);
     if (!k.p.low) return;
     if (k.p.master && (k.over.held | k.over.saturated))
@@ -8202,12 +8248,9 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
 /* Refuses memory of a parameter that kernels cannot reach. */
 AMPI_FN amp_result ampi_cuda_check_param(const amp_param* p, const amp_exec* exec,
         const char* place) {
-    const void* pointers[5];
-    static const char* const names[] = { "master", "low", "grad", "m", "v" };
-    int i;
-    pointers[0] = p->master; pointers[1] = p->low; pointers[2] = p->grad; pointers[3] = p->m;
-    pointers[4] = p->v;
-    for (i = 0; i < 5 && p->count; i++)
+    const void* const pointers[] = { p->master, p->low, p->grad, p->m, p->v, p->rest };
+    static const char* const names[] = { "master", "low", "grad", "m", "v", "rest" };
+    for (int i = 0; i < 6 && p->count; i++)
         AMPI_TRY(ampi_cuda_check_pointer(exec, place, names[i], pointers[i]));
     return AMP_OK;
 }
@@ -8215,19 +8258,20 @@ AMPI_FN amp_result ampi_cuda_check_param(const amp_param* p, const amp_exec* exe
 /* The kernels' form of a parameter. aligned: its arrays can be read in fours. */
 AMPI_FN ampi_cuda_param ampi_cuda_param_of(const amp_param* p) {
     ampi_cuda_param d;
-    uintptr_t wide = (uintptr_t)p->master | (uintptr_t)p->m | (uintptr_t)p->v,
-        narrow = (uintptr_t)p->low;
+    uintptr_t wide = (uintptr_t)p->master, narrow = (uintptr_t)p->low | (uintptr_t)p->rest;
     AMPI_CLEAR(d);
     d.master = p->master;
     d.low = p->low;
+    d.rest = p->rest;
     d.grad = p->grad;
     d.m = p->m;
     d.v = p->v;
     d.low_dtype = p->low_dtype;
+    d.moment_dtype = ampi_dtype_or_f32(p->moment_dtype);
     d.grad_dtype = ampi_dtype_or_f32(p->grad_dtype);
     d.group = p->group;
-    if (d.grad_dtype == AMP_F32) wide |= (uintptr_t)p->grad;
-    else narrow |= (uintptr_t)p->grad;
+    *(d.grad_dtype == AMP_F32 ? &wide : &narrow) |= (uintptr_t)p->grad;
+    *(d.moment_dtype == AMP_F32 ? &wide : &narrow) |= (uintptr_t)p->m | (uintptr_t)p->v;
     d.aligned = (wide & 15u) == 0 && (narrow & 7u) == 0;
     return d;
 }

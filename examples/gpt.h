@@ -66,7 +66,8 @@ static void* gpt_take_low(gpt* g, size_t count) { return gpt_take(g, count * amp
 
 /* A matrix begins with uniform numbers of deviation 0.02, a vector (0 columns) with `first` everywhere. */
 static void gpt_take_param(gpt* g, const char* name, size_t rows, size_t columns, float first) {
-    amp_param p = { NULL, NULL, g->s.low, NULL, AMP_F32, NULL, NULL, columns ? rows * columns : rows, !columns, name };
+    amp_param p = { NULL, NULL, g->s.low, NULL, AMP_F32, NULL, NULL, columns ? rows * columns : rows, !columns, name,
+        AMP_F32, NULL };
     p.master = gpt_take_f32(g, p.count);
     p.grad = gpt_take_f32(g, p.count);
     p.m = gpt_take_f32(g, p.count);

@@ -930,8 +930,10 @@ typedef struct model_options {
     float dropout;
     int pinned;                    /* the dense layers' ReLUs run in FP32 */
     int groups;                    /* of the optimizer; the last layer is in the last one */
+    int split;                     /* masters */
+    amp_dtype moments;
 } model_options;
-static const model_options usual = { AMP_O1, AMP_F16, 12, 1, 1, 3, 0.01f, 0, AMP_ADAMW, 5, 0.25f, 0, 0 };
+static const model_options usual = { AMP_O1, AMP_F16, 12, 1, 1, 3, 0.01f, 0, AMP_ADAMW, 5, 0.25f, 0, 0, 0, AMP_F32 };
 
 /* A small net with everything that has state: masters, moments, running statistics, dropout, a scaler that moves. */
 static amp_model* make_model(const model_options* o) {
@@ -957,6 +959,8 @@ static amp_model* make_model(const model_options* o) {
     d.precision.low_dtype = o->low;
     d.scaler = &s;
     d.optimizer.kind = o->kind;
+    d.split_masters = o->split;
+    d.moment_dtype = o->moments;
     d.optimizer.lr = o->lr;
     d.optimizer.maximize = o->maximize;
     d.optimizer.schedule.warmup_steps = 10;
@@ -1023,8 +1027,9 @@ static int same_models(amp_model* a, amp_model* b) {
         same = count == q[i].count;
         if (p[i].master) same = same && memcmp(p[i].master, q[i].master, 4 * count) == 0;
         if (p[i].low) same = same && memcmp(p[i].low, q[i].low, 2 * count) == 0;
-        if (p[i].m) same = same && memcmp(p[i].m, q[i].m, 4 * count) == 0;
-        if (p[i].v) same = same && memcmp(p[i].v, q[i].v, 4 * count) == 0;
+        if (p[i].rest) same = same && memcmp(p[i].rest, q[i].rest, 2 * count) == 0;
+        if (p[i].m) same = same && memcmp(p[i].m, q[i].m, amp_dtype_size(p[i].moment_dtype) * count) == 0;
+        if (p[i].v) same = same && memcmp(p[i].v, q[i].v, amp_dtype_size(p[i].moment_dtype) * count) == 0;
     }
     same = same && memcmp(&amp_model_scaler(a)->state, &amp_model_scaler(b)->state, sizeof(amp_scaler_state)) == 0;
     same = same && memcmp(&amp_model_optimizer(a)->state, &amp_model_optimizer(b)->state, sizeof(amp_optimizer_state)) == 0;
@@ -1114,6 +1119,67 @@ static void test_resume(void) {
     check_resume(&o, "bf16");
     o.accumulate = 2;
     check_resume(&o, "accumulate");
+}
+
+/* Split masters are FP32 in a file: one that is whole loads it, and writes the same file; so it goes back. Moments keep
+   their type. */
+static void test_split_masters(void) {
+    static const amp_level levels[2] = { AMP_O1, AMP_O2 };
+    const char *path = in_folder("model.safetensors"), *again = in_folder("again.safetensors");
+    model_options o = usual;
+    int k, i, count;
+    o.low = AMP_BF16;
+    for (k = 0; k < 2; k++) {
+        amp_model *split, *whole, *back;
+        amp_param *p, *q;
+        unsigned char *bytes, *others;
+        size_t n = 0, m = 0;
+        o.level = levels[k];
+        o.hidden = k ? 1500 : 12;                                   /* more than a chunk of the file */
+        o.split = 1;
+        check_resume(&o, "split masters");
+        o.moments = AMP_BF16;
+        check_resume(&o, "split masters, moments in bf16");
+        o.moments = AMP_F32;
+        split = make_model(&o); back = make_model(&o);
+        o.split = 0;
+        whole = make_model(&o);
+        CHECK(split && whole && back);
+        if (!split || !whole || !back) return;
+        train(split, 0, 9);
+        train(back, 3, 2);
+        p = amp_model_params(split, &count);
+        q = amp_model_params(whole, NULL);
+        CHECK(p[3].rest && !p[3].master && p[3].low && q[3].master && !q[3].rest);
+        CHECK(amp_checkpoint_save(split, path) == AMP_OK);
+        CHECK_MSG(amp_checkpoint_load(whole, path) == AMP_OK, "%s", amp_model_error(whole));
+        for (i = 0; i < count; i++) {
+            static float w[2][75000];
+            CHECK(p[i].count <= 75000 && amp_model_read_param(split, &p[i], w[0]) == AMP_OK);
+            CHECK(amp_model_read_param(whole, &q[i], w[1]) == AMP_OK);
+            CHECK_MSG(memcmp(w[0], w[1], 4 * p[i].count) == 0, "%s", p[i].name);
+        }
+        CHECK(amp_checkpoint_save(whole, again) == AMP_OK);
+        bytes = read_bytes(path, &n);
+        others = read_bytes(again, &m);
+        CHECK(n == m && n > 0 && memcmp(bytes, others, n) == 0);
+        free(bytes); free(others);
+        CHECK(amp_checkpoint_load(back, again) == AMP_OK);
+        train(split, 100, 2);
+        train(back, 100, 2);
+        CHECK(same_models(split, back));
+        CHECK(amp_checkpoint_save(split, again) == AMP_OK);
+        train(back, 3, 2);
+        CHECK(amp_checkpoint_load_weights(back, again, &i) == AMP_OK && i >= count);
+        for (i = 0; i < count; i++)
+            CHECK(!p[i].rest || memcmp(p[i].rest, amp_model_params(back, NULL)[i].rest, 2 * p[i].count) == 0);
+        o.moments = AMP_BF16;
+        amp_model_destroy(back);
+        back = make_model(&o);
+        CHECK(amp_checkpoint_load(back, again) == AMP_ERR_FORMAT && strstr(heard, "is f32 in the file, but bf16 in the model"));
+        o.moments = AMP_F32;
+        amp_model_destroy(split); amp_model_destroy(whole); amp_model_destroy(back);
+    }
 }
 
 /* A graph's number is for good: checkpoints of earlier versions go on. */
@@ -1878,6 +1944,41 @@ static void test_own_loop(void) {
     CHECK(a.optimizer.desc.beta2 == 0.5f);
 }
 
+/* The same of a loop: what a split one saves, one with FP32 masters loads, and back. */
+static void test_own_loop_split(void) {
+    const char* path = in_folder("loop.safetensors");
+    enum { MANY = 70000 };                                          /* more than a chunk of the file */
+    static float w[MANY], joined[MANY], g[MANY], m[MANY];
+    static uint16_t low[2][MANY], rest[MANY], m16[MANY], before[2][MANY];
+    amp_optimizer_desc d;
+    amp_optimizer whole, split;
+    amp_param p, q;
+    int i;
+    memset(&p, 0, sizeof p);
+    memset(&d, 0, sizeof d);
+    for (i = 0; i < MANY; i++) { w[i] = test_uniform(); g[i] = test_uniform(); }
+    amp_master_split(low[0], rest, w, MANY);
+    memset(w, 0, sizeof w);
+    p.name = "w"; p.count = MANY; p.grad = g; p.low_dtype = AMP_BF16;
+    q = p;
+    p.low = low[0]; p.rest = rest; p.m = m16; p.moment_dtype = AMP_F16;
+    q.low = low[1]; q.master = w; q.m = m;
+    d.momentum = 0.9f;
+    CHECK(amp_optimizer_init(&split, &d, &p, 1) == AMP_OK && amp_optimizer_init(&whole, &d, &q, 1) == AMP_OK);
+    CHECK(amp_optimizer_step(&split, NULL, NULL) == AMP_OK);
+    CHECK_MSG(amp_optimizer_save(&split, NULL, path, NULL, 0, NULL) == AMP_OK, "%s", heard);
+    CHECK(amp_optimizer_load(&whole, NULL, path, NULL, 0, NULL) == AMP_ERR_FORMAT);     /* the moments' types */
+    q.m = before[0]; q.moment_dtype = AMP_F16;
+    CHECK_MSG(amp_optimizer_load(&whole, NULL, path, NULL, 0, NULL) == AMP_OK, "%s", heard);
+    amp_master_join(joined, low[0], rest, MANY);
+    CHECK(memcmp(joined, w, sizeof w) == 0 && memcmp(before[0], m16, sizeof m16) == 0);
+    CHECK(amp_optimizer_save(&whole, NULL, path, NULL, 0, NULL) == AMP_OK);
+    memcpy(before[0], low[0], sizeof rest); memcpy(before[1], rest, sizeof rest);
+    memset(low[0], 0, sizeof rest); memset(rest, 1, sizeof rest);
+    CHECK_MSG(amp_optimizer_load(&split, NULL, path, NULL, 0, NULL) == AMP_OK, "%s", heard);
+    CHECK(memcmp(before[0], low[0], sizeof rest) == 0 && memcmp(before[1], rest, sizeof rest) == 0);
+}
+
 /* A long name is cut in the sentence, but no character of it. */
 static void test_long_names(void) {
     amp_file_tensor t;
@@ -2100,6 +2201,7 @@ int main(int argc, char** argv) {
 #endif
 #if !defined(TEST_FILES_ONLY)
     TEST(test_resume);
+    TEST(test_split_masters);
     TEST(test_known_graph);
     TEST(test_foreign_models);
     TEST(test_foreign_settings);
@@ -2117,6 +2219,7 @@ int main(int argc, char** argv) {
     TEST(test_frozen_norm);
     TEST(test_mixed);
     TEST(test_own_loop);
+    TEST(test_own_loop_split);
     TEST(test_own_loop_refusals);
     TEST(test_long_names);
     TEST(test_own_loop_written_by_hand);

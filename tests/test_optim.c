@@ -241,7 +241,7 @@ static void same_bits(void) {
             fill_block(&b);
             p[0] = param_of(&b, 1005);
             p[1] = param_of(&b, 32);
-            p[1].master += 1005; p[1].m += 1005; p[1].v += 1005; p[1].grad = b.g16; p[1].grad_dtype = AMP_F16;
+            p[1].master += 1005; p[1].m = b.m + 1005; p[1].v = b.v + 1005; p[1].grad = b.g16; p[1].grad_dtype = AMP_F16;
             p[1].low = b.low; p[1].low_dtype = AMP_BF16;
             d.clip_norm = 5.0f;
             d.schedule.kind = AMP_SCHEDULE_COSINE; d.schedule.warmup_steps = 3; d.schedule.total_steps = 20;
@@ -427,6 +427,204 @@ static void low_weights_trained(void) {
                 CHECK(memcmp(full.low, b.low, sizeof b.low) == 0 && memcmp(full.m, b.m, sizeof b.m) == 0);
             }
         }
+}
+
+/* --- fewer bits: split masters, and moments in 16 bits --- */
+
+static uint16_t half_away(uint32_t u) { return (uint16_t)(u / 65536 + (u % 65536 >= 0x8000)); }
+
+/* Every low half of some upper ones comes back as it was, beside the nearest bfloat16; of a tie, the one further from
+   zero. What is beyond becomes the largest, a NaN the usual one; inf stays. */
+static void masters_split_and_join(void) {
+    enum { HALVES = 65536 };
+    static const uint16_t upper[] = { 0, 0x8000, 0x3f80, 0xbf81, 0x007f, 0x7f7e, 0x4049, 0xff7e, 0x0001 };
+    static const uint32_t odd[][3] = {      /* a value, its halves, what comes back */
+        { 0x7f7f7fffu, 0x7f7f7fffu, 0x7f7f7fffu }, { 0x7f7f8000u, 0x7f7f7fffu, 0x7f7f7fffu },
+        { 0xff7fffffu, 0xff7f7fffu, 0xff7f7fffu }, { 0x7f800000u, 0x7f800000u, 0x7f800000u },
+        { 0xff800001u, 0x7fc00000u, 0x7fc00000u }, { 0x7fffffffu, 0x7fc00000u, 0x7fc00000u } };
+    static float w[HALVES], back[HALVES];
+    static uint16_t low[HALVES], rest[HALVES], nearest[HALVES];
+    int i, k, wrong;
+    for (k = 0; k < COUNT(upper); k++) {
+        for (i = 0; i < HALVES; i++) put_bits(&w[i], (uint32_t)upper[k] << 16 | (uint32_t)i);
+        amp_master_split(low, rest, w, HALVES);
+        amp_master_join(back, low, rest, HALVES);
+        amp_convert(amp_ref_of(nearest, AMP_BF16), amp_f32(w), HALVES);
+        for (i = wrong = 0; i < HALVES; i++) {
+            wrong += to_bits(back[i]) != to_bits(w[i]) || low[i] != half_away(to_bits(w[i]));
+            wrong += low[i] != nearest[i] && i != 0x8000;
+        }
+        CHECK_MSG(wrong == 0 && low[0x8000] == upper[k] + 1, "%04x: %d wrong", upper[k], wrong);
+    }
+    for (k = 0; k < COUNT(odd); k++) {
+        put_bits(&w[0], odd[k][0]);
+        amp_master_split(low, rest, w, 1);
+        amp_master_join(back, low, rest, 1);
+        CHECK_MSG(low[0] == half_away(odd[k][1]) && rest[0] == (uint16_t)odd[k][1] && to_bits(back[0]) == odd[k][2],
+                  "%08x: %04x %04x %08x", odd[k][0], low[0], rest[0], to_bits(back[0]));
+    }
+}
+
+/* Beside an optimizer with FP32 masters that gets the same gradients: the same bits after each of many steps. */
+static void split_masters_train_alike(void) {
+    static const amp_isa isas[] = { AMP_ISA_SCALAR, AMP_ISA_NEON, AMP_ISA_AVX2, AMP_ISA_AVX512 };
+    static block whole, split;
+    static uint16_t rest[N];
+    static float joined[N];
+    static double exact[N];
+    int c, k, t, i;
+    for (c = 0; c < COUNT(configs); c++)
+        for (k = 0; k < COUNT(isas); k++) {
+            amp_optimizer_desc d = desc_of_config(&configs[c]);
+            amp_optimizer o[2];
+            amp_param p[2];
+            if (amp_cpu_force_isa(isas[k]) != AMP_OK) continue;
+            test_seed = 77;
+            fill_block(&whole);
+            split = whole;
+            amp_master_split(split.low, rest, whole.w, N);
+            p[0] = param_of(&whole, N); p[1] = param_of(&split, N);
+            p[0].low = whole.low; p[0].low_dtype = p[1].low_dtype = AMP_BF16;
+            p[1].master = NULL; p[1].low = split.low; p[1].rest = rest;
+            d.clip_norm = 5.0f;
+            for (i = 0; i < 2; i++) CHECK_MSG(amp_optimizer_init(&o[i], &d, &p[i], 1) == AMP_OK, "%s", heard);
+            for (t = 0; t < 60; t++) {
+                int wrong = 0;
+                make_gradients(&whole, AMP_F32, 1.0f, exact);
+                memcpy(split.g, whole.g, sizeof whole.g);
+                for (i = 0; i < 2; i++) CHECK(amp_optimizer_step(&o[i], NULL, NULL) == AMP_OK);
+                amp_master_join(joined, split.low, rest, N);
+                for (i = 0; i < N; i++) wrong += split.low[i] != half_away(to_bits(whole.w[i]));
+                CHECK_MSG(wrong == 0 && !memcmp(joined, whole.w, sizeof joined) && !memcmp(split.m, whole.m, sizeof whole.m)
+                              && !memcmp(split.v, whole.v, sizeof whole.v),
+                          "%s on %s, step %d: %d wrong", configs[c].name, amp_isa_name(isas[k]), t, wrong);
+            }
+        }
+    CHECK(amp_cpu_force_isa(AMP_ISA_AUTO) == AMP_OK);
+}
+
+/* A split weight that would pass the largest bfloat16 stays, with its moments. */
+static void split_masters_overflow(void) {
+    static block b;
+    static uint16_t rest[N];
+    amp_optimizer_desc d = desc_of(AMP_SGD);
+    amp_optimizer_info info;
+    amp_optimizer o;
+    amp_param p;
+    uint16_t before;
+    fill_block(&b);
+    b.w[700] = 3.38e38f; b.g[700] = -3e37f;
+    amp_master_split(b.low, rest, b.w, N);
+    before = b.low[700];
+    p = param_of(&b, N);
+    p.master = NULL; p.low = b.low; p.low_dtype = AMP_BF16; p.rest = rest;
+    d.lr = 1; d.momentum = 0.5f;
+    CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK && amp_optimizer_step(&o, NULL, &info) == AMP_OK);
+    CHECK(info.update_overflows == 1 && info.saturated == 0 && info.update_index == 700);
+    CHECK(b.low[700] == before && b.m[700] == 0 && b.m[699] != 0);
+}
+
+/* As with moments in FP32 that are rounded after each step. F16 is for a momentum alone. */
+static void moments_in_16_bits(void) {
+    static block b, full;
+    static uint16_t m[N], v[N], want[N];
+    static double exact[N];
+    int c, k, t;
+    for (c = 0; c < COUNT(configs); c++)
+        for (k = AMP_F16; k <= AMP_BF16; k++) {
+            amp_optimizer_desc d = desc_of_config(&configs[c]);
+            const int moments = amp_optimizer_moments(&d), with_v = d.kind != AMP_SGD, with_m = moments > with_v;
+            const amp_dtype type = (amp_dtype)k;
+            amp_optimizer o, of;
+            amp_param p, pf;
+            if (moments == 0 || (with_v && type == AMP_F16)) continue;
+            fill_block(&full);
+            b = full;
+            memset(m, 0, sizeof m); memset(v, 0, sizeof v);
+            p = param_of(&b, N); pf = param_of(&full, N);
+            p.m = with_m ? m : NULL; p.v = with_v ? v : NULL; p.moment_dtype = type;
+            CHECK_MSG(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK, "%s", heard);
+            CHECK(amp_optimizer_init(&of, &d, &pf, 1) == AMP_OK);
+            for (t = 0; t < 20; t++) {
+                make_gradients(&full, AMP_F32, 1.0f, exact);
+                memcpy(b.g, full.g, sizeof b.g);
+                CHECK(amp_optimizer_step(&o, NULL, NULL) == AMP_OK && amp_optimizer_step(&of, NULL, NULL) == AMP_OK);
+                CHECK_MSG(memcmp(full.w, b.w, sizeof b.w) == 0, "%s, step %d", configs[c].name, t);
+                amp_convert(amp_ref_of(want, type), amp_f32(full.m), N);
+                CHECK(!with_m || memcmp(want, m, sizeof m) == 0);
+                amp_convert(amp_f32(full.m), amp_ref_of(want, type), N);
+                amp_convert(amp_ref_of(want, type), amp_f32(full.v), N);
+                CHECK(!with_v || memcmp(want, v, sizeof v) == 0);
+                amp_convert(amp_f32(full.v), amp_ref_of(want, type), N);
+            }
+        }
+}
+
+/* A moment beyond its type becomes the largest finite one, and the weights go on. */
+static void moments_stay_finite(void) {
+    static const amp_dtype types[2] = { AMP_F16, AMP_BF16 };
+    static const uint16_t largest[2] = { 0x7bffu, 0x7f7fu };
+    static block b;
+    static uint16_t m[N];
+    int k, t;
+    for (k = 0; k < 2; k++) {
+        amp_optimizer_desc d = desc_of(AMP_SGD);
+        amp_optimizer_info info;
+        amp_optimizer o;
+        amp_param p;
+        fill_block(&b);
+        memset(m, 0, sizeof m);
+        p = param_of(&b, N);
+        p.m = m; p.moment_dtype = types[k];
+        d.momentum = 0.5f; d.lr = 1e-30f;
+        CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK);
+        for (t = 0; t < 3; t++) {
+            b.g[5] = k ? 3.4e38f : 7e4f; b.g[6] = -b.g[5];
+            if (t) b.g[5] = b.g[6] = 0;
+            CHECK(amp_optimizer_step(&o, NULL, &info) == AMP_OK && info.update_overflows == 0);
+            if (t == 0) CHECK_MSG(m[5] == largest[k] && m[6] == (largest[k] | 0x8000), "%04x %04x", m[5], m[6]);
+        }
+        CHECK(m[5] < largest[k] && m[7] != 0);
+    }
+}
+
+/* What a parameter with fewer bits must have; v in bfloat16 and a beta2 that leaves it where it is are told, once. */
+static void fewer_bits_refused(void) {
+    static const float beta2[] = { 0, 0.99f };
+    static block b;
+    static uint16_t rest[N], m[N], v[N];
+    int k;
+    for (k = 0; k < 8; k++) {
+        amp_optimizer_desc d = desc_of(k == 7 ? AMP_SGD : AMP_ADAM);
+        amp_optimizer o;
+        amp_param p;
+        fill_block(&b);
+        p = param_of(&b, N);
+        p.master = NULL; p.low = b.low; p.low_dtype = AMP_BF16; p.rest = rest;
+        if (k == 0) p.master = b.w;
+        if (k == 1) p.low_dtype = AMP_F16;
+        if (k == 2) p.low = NULL;
+        if (k == 3) p.moment_dtype = AMP_F16;
+        if (k == 4) p.moment_dtype = (amp_dtype)9;
+        if (k == 5) p.rest = (uint16_t*)(void*)b.g;
+        if (k == 6) { p.moment_dtype = AMP_BF16; p.v = (uint16_t*)p.m + N - 1; }
+        if (k == 7) { p.moment_dtype = AMP_F16; d.momentum = 0.5f; }
+        heard[0] = 0;
+        CHECK_MSG((amp_optimizer_init(&o, &d, &p, 1) == AMP_OK) == (k == 7) && (k == 7 || heard[0]), "%d: %s", k, heard);
+    }
+    for (k = 0; k < 2; k++) {
+        amp_optimizer_desc d = desc_of(AMP_ADAMW);
+        amp_optimizer o;
+        amp_param p[2];
+        p[0] = param_of(&b, 10);
+        p[0].m = m; p[0].v = v; p[0].moment_dtype = AMP_BF16;
+        p[1] = p[0];
+        p[1].master += 10; p[1].m = m + 10; p[1].v = v + 10; p[1].grad = b.g + 10;
+        d.beta2 = beta2[k];
+        heard_count = 0;
+        CHECK(amp_optimizer_init(&o, &d, p, 2) == AMP_OK && heard_count == !k);
+        CHECK(k || strstr(heard, "v in bf16 hardly moves with beta2 0.999"));
+    }
 }
 
 /* --- skips --------------------------------------------------------------------------------------------------- */
@@ -1641,6 +1839,28 @@ static void mixed_low_copies(void) {
     amp_mixed_free(&mixed);
 }
 
+/* Split masters of the caller's and moments in 16 bits: the object adds the moments alone. */
+static void mixed_fewer_bits(void) {
+    static mixed_arrays a;
+    static uint16_t low[MIXED_COUNT], rest[MIXED_COUNT], before[MIXED_COUNT];
+    amp_param p[MIXED];
+    amp_mixed mixed;
+    amp_mixed_desc d;
+    mixed_fill(&a, p);
+    amp_master_split(low, rest, a.w[0], MIXED_COUNT);
+    memcpy(before, rest, sizeof rest);
+    p[0].master = NULL; p[0].low = low; p[0].low_dtype = AMP_BF16; p[0].rest = rest;
+    p[0].moment_dtype = AMP_BF16;
+    d = mixed_desc(p, AMP_ADAM);
+    d.count = 1;
+    CHECK_MSG(amp_mixed_init(&mixed, &d) == AMP_OK, "%s", heard);
+    p[0] = mixed.optimizer.params[0];
+    CHECK(!p[0].master && (char*)p[0].v - (char*)p[0].m == (2 * MIXED_COUNT + 63) / 64 * 64);
+    mixed_gradients(&a, 1, amp_mixed_scale(&mixed, 1.0f, 1.0f));
+    CHECK(amp_mixed_step(&mixed, NULL) == AMP_OK && memcmp(before, rest, sizeof rest) != 0);
+    amp_mixed_free(&mixed);
+}
+
 /* A loss of NaN skips the step and leaves the scale; a call in the wrong order is refused. */
 static void mixed_windows(void) {
     static mixed_arrays a;
@@ -1717,6 +1937,12 @@ int main(int argc, char** argv) {
     TEST(same_bits_in_many_chunks);
     TEST(low_is_rounded_master);
     TEST(low_weights_trained);
+    TEST(masters_split_and_join);
+    TEST(split_masters_train_alike);
+    TEST(split_masters_overflow);
+    TEST(moments_in_16_bits);
+    TEST(moments_stay_finite);
+    TEST(fewer_bits_refused);
     TEST(a_skipped_step_changes_nothing);
     TEST(unchecked);
     TEST(an_overflow_of_the_update_stays_out);
@@ -1751,6 +1977,7 @@ int main(int argc, char** argv) {
     TEST(zero_grad_over_nan);
     TEST(mixed_same_bits);
     TEST(mixed_low_copies);
+    TEST(mixed_fewer_bits);
     TEST(mixed_windows);
     TEST(mixed_refusals);
     TEST_END();

@@ -130,6 +130,47 @@ static void test_learning(void) {
                 }
 }
 
+/* Ten bytes a weight: bfloat16, 16 bits beside, a gradient and two moments in bfloat16; what is FP32 takes 16 less what
+   its moments and gradient save. It learns, and weights go out and in bit for bit. */
+static void test_ten_bytes(void) {
+    static const amp_dtype moments[] = { AMP_F32, AMP_BF16 };
+    int k, i, count;
+    for (k = 0; k < 2; k++) {
+        amp_model_desc d = toy_desc(SAMPLES, AMP_O2, AMP_BF16);
+        amp_batch b = batch_of(0, SAMPLES);
+        amp_eval_info before, after;
+        amp_memory memory;
+        size_t low = 0, high = 0;
+        amp_param* p;
+        toy t;
+        d.grad_dtype = AMP_BF16;
+        d.split_masters = 1;
+        d.moment_dtype = moments[k];
+        d.optimizer.kind = AMP_ADAMW; d.optimizer.lr = 0.01f; d.optimizer.beta2 = 0.95f;
+        t = make_toy(&d, 1, 0.0f);
+        p = amp_model_params(t.m, &count);
+        for (i = 0; i < count; i++) *(p[i].low ? &low : &high) += p[i].count;
+        CHECK(amp_model_memory(t.m, &memory) == AMP_OK && low > 0 && high > 0);
+        CHECK_MSG(memory.parameter_bytes - (2 * low + 4 * high) < 64u * (unsigned)count, "%ld", (long)memory.parameter_bytes);
+        CHECK(memory.low_parameter_bytes - 2 * low < 64u * (unsigned)count);
+        CHECK(memory.optimizer_bytes - (k ? 4 : 8) * (low + high) < 128u * (unsigned)count);
+        steps(t, 1, SAMPLES);
+        amp_evaluate(t.m, &b, &before);
+        steps(t, 40, SAMPLES);
+        amp_evaluate(t.m, &b, &after);
+        CHECK_MSG(after.loss < 0.7f * before.loss && after.correct > 16, "loss %g, then %g", (double)before.loss, (double)after.loss);
+        for (i = 0; i < count; i++) {
+            float w[2][2000];
+            size_t j;
+            CHECK(p[i].count <= 2000 && (p[i].rest != NULL) == (p[i].low != NULL) && !p[i].master == (p[i].low != NULL));
+            for (j = 0; j < p[i].count; j++) w[0][j] = test_uniform();
+            CHECK(amp_model_write_param(t.m, &p[i], w[0]) == AMP_OK && amp_model_read_param(t.m, &p[i], w[1]) == AMP_OK);
+            CHECK(memcmp(w[0], w[1], 4 * p[i].count) == 0);
+        }
+        amp_model_destroy(t.m);
+    }
+}
+
 /* What a level brings when the user gives no scaler. */
 static void test_default_scaler(void) {
     int level, low;
@@ -272,7 +313,7 @@ static void test_update_overflows(void) {
     }
     bias->master[2] = 0;
     stays = bias->master[3];
-    memcpy(&bias->m[3], &nan_bits, sizeof nan_bits);
+    memcpy((float*)bias->m + 3, &nan_bits, sizeof nan_bits);
     for (i = 0; i < 2; i++) {
         heard[0] = 0;
         CHECK(amp_train_step(t.m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_APPLIED);
@@ -280,7 +321,7 @@ static void test_update_overflows(void) {
         CHECK(strncmp(info.message, "the update overflows: 1 weights stay", 36) == 0 && strstr(info.message, bias->name));
         CHECK(i == 0 ? strstr(heard, info.message) != NULL : heard[0] == 0);
     }
-    bias->m[3] = 0;
+    ((float*)bias->m)[3] = 0;
     CHECK(amp_train_step(t.m, &b, &info) == AMP_OK && !info.message[0] && bias->master[3] != stays);
     CHECK(amp_model_read_param(t.m, bias, values) == AMP_OK);
     values[5] = -70000.0f;
@@ -2080,7 +2121,7 @@ static void compare_with_head(amp_level level, amp_dtype low, amp_optimizer_kind
     for (i = 0; i < HEAD; i++) {
         const amp_param* p = &amp_model_params(whole, NULL)[i];
         for (k = 0; k < (int)(p->count * amp_dtype_size(p->grad_dtype)); k++) CHECK(((unsigned char*)grads[i])[k] == 0x5a);
-        for (k = 0; p->m && k < (int)p->count; k++) CHECK(p->m[k] == 0.0f);
+        for (k = 0; p->m && k < (int)p->count; k++) CHECK(((float*)p->m)[k] == 0.0f);
     }
     {   /* running statistics: the features are those of the beginning */
         amp_batch b = batch_of(0, 8);
@@ -2525,6 +2566,7 @@ int main(int argc, char** argv) {
     TEST_BEGIN(argc, argv);
     make_pictures();
     TEST(test_learning);
+    TEST(test_ten_bytes);
     TEST(test_default_scaler);
     TEST(test_default_scaler_of_half_layers);
     TEST(test_step_info);

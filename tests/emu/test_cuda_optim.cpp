@@ -25,15 +25,16 @@ struct Nets {
     static void* at(Pair* t, bool host) { return !t || t->n == 0 ? nullptr : host ? t->here() : t->there(); }
     /* low, grad: 0 = none. Skews are digits: of master, low, grad, m and v. */
     void add(size_t n, bool master, int low, int grad, int moments, int group = 0, unsigned skews = 0,
-             const char* name = nullptr) {
+             const char* name = nullptr, amp_dtype moment = AMP_F32, bool split = false) {
         Pair* w = master ? pair(AMP_F32, n, skews % 10, 1) : nullptr;
         Pair* h = low ? pair((amp_dtype)low, n, skews / 10 % 10, 1) : nullptr;
         Pair* g = grad ? pair((amp_dtype)grad, n, skews / 100 % 10, 0) : nullptr;
-        Pair* m = moments > 0 ? pair(AMP_F32, n, skews / 1000 % 10, 0) : nullptr;
-        Pair* v = moments > 0 ? pair(AMP_F32, n, skews / 10000 % 10, 0) : nullptr;
+        Pair* m = moments > 0 ? pair(moment, n, skews / 1000 % 10, 0) : nullptr;
+        Pair* v = moments > 0 ? pair(moment, n, skews / 10000 % 10, 0) : nullptr;
+        Pair* r = split ? pair(AMP_BF16, n, skews % 10, 1e-6f) : nullptr;
         for (bool host : { true, false }) {
             amp_param p = { (float*)at(w, host), at(h, host), (amp_dtype)low, at(g, host), (amp_dtype)grad,
-                            (float*)at(m, host), (float*)at(v, host), n, group, name };
+                            at(m, host), at(v, host), n, group, name, moment, (uint16_t*)at(r, host) };
             (host ? here : there).push_back(p);
         }
         masters.push_back(w);
@@ -165,6 +166,35 @@ static void test_every_recipe() {
     run_recipe(8, true, false);
 }
 
+/* Split masters, and moments in 16 bits, of the lengths and places that add_all_kinds takes. */
+static void test_fewer_bits() {
+    for (int k = 0; k < RECIPES; k++) {
+        amp_optimizer_desc d = recipe(k);
+        int moments = amp_optimizer_moments(&d);
+        Nets n;
+        for (int i = 0; i < 9; i++) {
+            static const size_t lengths[] = { 1027, 1, 4096, 3, 2049, 4, 1028, 31, 4099 };
+            bool split = i % 3 != 0;
+            n.add(lengths[i], !split, AMP_BF16, (int)TYPES[i % 3], moments, 0, i % 2 ? 0 : test_random() % 55555,
+                  i ? nullptr : "the first", i % 3 == 1 ? AMP_F32 : d.kind == AMP_SGD && i % 2 ? AMP_F16 : AMP_BF16, split);
+        }
+        n.make(&d);
+        for (int step = 0; step < 5; step++) {
+            n.renew(1.0f);
+            if (step == 2) {        /* beyond F16, and what overflows */
+                n.grads[0]->set_bits(7, 0x7f61b1e6u);
+                n.grads[0]->send();
+                n.grads[6]->set_bits(1000, 0x48000000u);
+                n.grads[6]->send();
+            }
+            if (step == 3) n.spoil(2, 4000, (unsigned)k);
+            n.step(nullptr);
+            n.agree(20000);
+            CHECK(n.last.applied == (step != 3));
+        }
+    }
+}
+
 /* Random data, many steps: nothing but the order of sums may differ, and it does not show without clipping. */
 /* Gradients of 1e22 and 3e38, which are finite, weights near the end of half, and masters beyond it. */
 static void test_update_overflows() {
@@ -233,13 +263,13 @@ static void test_idle_moments() {
         n.agree(80);
         float largest = 0, size = 0;                /* the gradient of a single element may be too small */
         for (int i = 0; i < 40; i++) {
-            largest = fmaxf(largest, n.here[0].v[i]);
-            size = fmaxf(size, fabsf(n.here[1].m[i]));
+            largest = fmaxf(largest, ((float*)n.here[0].v)[i]);
+            size = fmaxf(size, fabsf(((float*)n.here[1].m)[i]));
         }
         CHECK(step > 3 || (largest > 0 && size > 0));
         if (step == 3) n.grads[0]->fill(0.0f), n.grads[1]->fill(0.0f);
     }
-    for (int i = 0; i < 40; i++) CHECK(n.here[0].v[i] == 0 && n.here[1].m[i] == 0);
+    for (int i = 0; i < 40; i++) CHECK(((float*)n.here[0].v)[i] == 0 && ((float*)n.here[1].m)[i] == 0);
 }
 
 /* --- groups ------------------------------------------------------------------------------------------------ */
@@ -715,6 +745,7 @@ int main(int argc, char** argv) {
     TEST(test_every_recipe);
     TEST(test_update_overflows);
     TEST(test_many_steps);
+    TEST(test_fewer_bits);
     TEST(test_idle_moments);
     TEST(test_groups);
     TEST(test_unchecked);
