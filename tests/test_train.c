@@ -1854,7 +1854,6 @@ static void test_ranks_skip_together(void) {
     amp_model_destroy(b.m);
 }
 
-/* A hook of one rank is never called. */
 /* Whatever one rank's step is refused for, the other refuses as well, after one sum of flags: nobody waits for gradients. */
 static void test_ranks_refuse_together(void) {
     amp_model_desc d = toy_desc(8, AMP_O2, AMP_F16);
@@ -1933,6 +1932,103 @@ static void test_no_agreement(void) {
     amp_model_destroy(t.m);
 }
 
+/* --- k ranks as k micro-batches --- */
+
+/* Ranks in one thread: each in turn records its gradients, whose sum is then told to have failed; then each in turn adds all
+   in the order of the ranks. Flags stay its own: all find in the sums what one finds. */
+enum { CROWD = 4, CROWD_FLOATS = 4096 };
+static float crowd_grads[CROWD][CROWD_FLOATS];
+static int crowd_reversed;          /* 1 = in the other order */
+typedef struct crowd_rank { amp_comm comm; int calls, recording; } crowd_rank;
+static amp_result crowd_sum(void* data, amp_dtype t, size_t n, void* stream, void* user) {
+    crowd_rank* r = (crowd_rank*)user;
+    const int size = r->comm.size;
+    float* x = (float*)data;
+    size_t i;
+    int k;
+    (void)stream;
+    CHECK(t == AMP_F32 && n <= CROWD_FLOATS);
+    if (r->calls++ != 1) return AMP_OK;             /* the first tells of refusals, the last of inf */
+    if (r->recording) memcpy(crowd_grads[r->comm.rank], x, n * sizeof *x);
+    for (i = 0; i < n && !r->recording; i++) {
+        x[i] = crowd_grads[crowd_reversed ? size - 1 : 0][i];
+        for (k = 1; k < size; k++) x[i] += crowd_grads[crowd_reversed ? size - 1 - k : k][i];
+    }
+    return r->recording ? AMP_ERR_IO : AMP_OK;
+}
+
+/* A step of `size` ranks, each with a batch of 4; the outcome of the last. */
+static amp_outcome step_crowd(crowd_rank* ranked, toy* t, int size, int first) {
+    amp_step_info info;
+    int k, recording;
+    memset(&info, 0, sizeof info);
+    for (recording = size > 1; recording >= 0; recording--)
+        for (k = 0; k < size; k++) {
+            amp_batch b = batch_of((first + 4 * k) % SAMPLES, 4);
+            amp_scaler* s = amp_model_scaler(t[k].m);
+            ranked[k].recording = recording;
+            ranked[k].calls = 0;
+            CHECK(amp_train_step(t[k].m, &b, &info) == (recording ? AMP_ERR_COMM : AMP_OK));
+            if (recording) CHECK(amp_scaler_set_scale(s, s->state.scale) == AMP_OK);    /* closes the window */
+        }
+    return info.outcome;
+}
+
+/* Trains by `size` ranks, and by one with as many micro-batches; in half, a step between has too large a scale. Returns whether
+   all end with the same bits. */
+static int crowd_agrees(amp_level level, int size) {
+    amp_model_desc d = toy_desc(4, level, AMP_F16);
+    crowd_rank ranked[CROWD];
+    amp_step_info info;
+    toy one, t[CROWD];
+    int i, k, skipped = 0, equal = 1;
+    d.accumulate = size;
+    d.optimizer.lr = 0.5f;
+    one = make_toy(&d, 0, 0.5f);
+    d.accumulate = 1;
+    memset(ranked, 0, sizeof ranked);
+    for (k = 0; k < size; k++) {
+        ranked[k].comm.all_reduce_sum = crowd_sum;
+        ranked[k].comm.rank = k; ranked[k].comm.size = size;
+        ranked[k].comm.user_data = &ranked[k];
+        d.comm = &ranked[k].comm;
+        t[k] = make_toy(&d, 0, 0.5f);
+    }
+    for (i = 0; i < 8; i++) {
+        if (level != AMP_O0 && (i == 2 || i == 3)) {
+            const float scale = i == 2 ? 67108864.0f : 1024.0f;
+            CHECK(amp_scaler_set_scale(amp_model_scaler(one.m), scale) == AMP_OK);
+            for (k = 0; k < size; k++) CHECK(amp_scaler_set_scale(amp_model_scaler(t[k].m), scale) == AMP_OK);
+        }
+        for (k = 0; k < size; k++) {
+            amp_batch b = batch_of((4 * size * i + 4 * k) % SAMPLES, 4);
+            CHECK(amp_train_step(one.m, &b, &info) == AMP_OK);
+        }
+        CHECK(step_crowd(ranked, t, size, 4 * size * i) == info.outcome);
+        skipped += info.outcome == AMP_STEP_SKIPPED_OVERFLOW;
+    }
+    CHECK_MSG(skipped == (level != AMP_O0), "level %d, %d ranks: %d steps skipped", (int)level, size, skipped);
+    snap(&snap_a, one);
+    for (k = 0; k < size; k++) {
+        snap(&snap_b, t[k]);
+        equal &= same(&snap_a, &snap_b);
+        amp_model_destroy(t[k].m);
+    }
+    amp_model_destroy(one.m);
+    return equal;
+}
+static void test_ranks_as_micro_batches(void) {
+    int size;
+    for (size = 1; size <= CROWD; size++) {
+        CHECK_MSG(crowd_agrees(AMP_O0, size), "FP32, %d ranks", size);
+        CHECK_MSG(crowd_agrees(AMP_O2, size), "FP16, %d ranks", size);
+    }
+    crowd_reversed = 1;         /* the order of the sum is seen */
+    CHECK(!crowd_agrees(AMP_O0, 3) && !crowd_agrees(AMP_O2, 3));
+    crowd_reversed = 0;
+}
+
+/* A hook of one rank is never called. */
 static void test_single_rank(void) {
     amp_model_desc d = toy_desc(8, AMP_O2, AMP_F16);
     toy a, b;
@@ -2610,6 +2706,7 @@ int main(int argc, char** argv) {
     TEST(test_ranks_skip_together);
     TEST(test_ranks_refuse_together);
     TEST(test_no_agreement);
+    TEST(test_ranks_as_micro_batches);
     TEST(test_single_rank);
     TEST(test_seeds);
     TEST(test_two_models_interleaved);
