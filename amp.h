@@ -1276,6 +1276,12 @@ typedef struct amp_comm {
         void* user_data);
     int   rank, size;
     void* user_data;
+    /* Both NULL, or both given: then sums of gradients begin during the backward pass. start begins
+       one, as all_reduce_sum, but may return before it ends; the array is left alone up to wait,
+       which waits for all that began. Ranks start the same sums in the same order. */
+    amp_result (*start)(void* data, amp_dtype dtype, size_t count, void* stream, void* user_data);
+    amp_result (*wait)(void* stream, void* user_data);
+    size_t start_bytes;  /* layers are started together until they have as many; 0 = 1 MiB */
 } amp_comm;
 
 /* What the desc points at is copied, but for backend and user_data. */
@@ -12663,6 +12669,7 @@ struct amp_model {
     int stepped;                  /* a step was made */
     int finalized;
     int micro;                    /* micro-batches of the current step already done */
+    int unsummed;                 /* sums over ranks began for gradients from this parameter on */
     int awaits_backward;          /* amp_forward was called */
     int holds_values, holds_grads; /* outputs, retained gradients: of the last pass, in the arena */
     int labels_known;             /* labels were looked at, see ampi_doubt_labels */
@@ -12801,6 +12808,7 @@ AMPI_FN amp_result ampi_model_check_desc(amp_model* m) {
         "model: backend lacks its name, or a function that the CPU's has");
     AMPI_REFUSE_DESC(c && (!c->all_reduce_sum || c->rank < 0 || c->rank >= c->size),
         "model: comm needs all_reduce_sum, size >= 1 and a rank below size");
+    AMPI_REFUSE_DESC(c && !c->start != !c->wait, "model: comm has one of start and wait");
     AMPI_REFUSE_DESC(groups < 0 || groups > AMP_MAX_GROUPS || (groups > 0 && !d->optimizer.groups),
         "model: optimizer.group_count %d must lie in 0..%d, with groups given", groups,
         AMP_MAX_GROUPS);
@@ -14115,6 +14123,7 @@ AMPI_FN amp_result ampi_finalize(amp_model* m) {
     for (int i = 0; i < AMPI_BLOCK_COUNT; i++) AMPI_TRY(ampi_block_alloc(m, i));
     ampi_place_all(m);
     AMPI_TRY(ampi_init_values(m));
+    m->unsummed = m->param_count;
     return m->param_count ? ampi_open_training(m) : AMP_OK;
 }
 
@@ -14654,9 +14663,63 @@ AMPI_FN amp_result ampi_load_seeds(amp_model* m, const amp_seeds* seeds) {
     return AMP_OK;
 }
 
+/* --- gradients of ranks --- */
+/* AMP_OK, or the error of a hook that was to sum `what`. */
+AMPI_FN amp_result ampi_summed(amp_model* m, amp_result r, const char* what) {
+    if (r == AMP_OK) return AMP_OK;
+    return ampi_model_fail(AMP_ERR_COMM, "train step: the sum of %s over the ranks failed", what);
+}
+
+/* Where the gradient of parameter i begins, or all gradients end. */
+AMPI_FN char* ampi_gradient_begin(const amp_model* m, int i) {
+    const ampi_allocation* grads = &m->blocks[AMPI_BLOCK_GRADS];
+    return i < m->param_count ? (char*)m->grad_list[i].data : grads->base + grads->bytes;
+}
+
+/* Sums over the ranks, or begins to, the gradients from parameter `first` on, up to those begun
+   before: all between two frozen ones in one call, with the bytes that align them. */
+AMPI_FN amp_result ampi_sum_gradients(amp_model* m, int first) {
+    const amp_comm* c = &m->comm;
+    const amp_dtype t = ampi_dtype_or_f32(m->desc.grad_dtype);
+    const int to = m->unsummed;
+    int end;  /* the next frozen parameter */
+    m->unsummed = first;
+    for (int i = first; i < to; i = end + 1) {
+        char* from = ampi_gradient_begin(m, i);
+        for (end = i; end < to && m->grad_list[end].count; end++) continue;
+        if (end == i) continue;
+        const size_t count = (size_t)(ampi_gradient_begin(m, end) - from) / ampi_type_size(t);
+        AMPI_TRY(ampi_summed(m,
+            (c->start ? c->start : c->all_reduce_sum)(from, t, count, m->exec.stream, c->user_data),
+            "the gradients"));
+    }
+    return AMP_OK;
+}
+
+/* Waits for the sums of gradients that began. */
+AMPI_FN amp_result ampi_end_sums(amp_model* m) {
+    const int began = m->unsummed < m->param_count;
+    m->unsummed = m->param_count;
+    if (!began || !m->comm.wait) return AMP_OK;
+    return ampi_summed(m, m->comm.wait(m->exec.stream, m->comm.user_data), "the gradients");
+}
+
+/* Begins sums after the backward pass of n, if those not begun have enough bytes. Parameters are
+   numbered as built, so all from n's own on are complete, though later nodes use them again. */
+AMPI_FN amp_result ampi_start_sums(amp_model* m, const ampi_node* n) {
+    const size_t least = m->comm.start_bytes ? m->comm.start_bytes : (size_t)1 << 20;
+    const int first = n->params[0];
+    if (first == AMPI_NONE || n->shares_params) return AMP_OK;
+
+    const char *from = ampi_gradient_begin(m, first), *to = ampi_gradient_begin(m, m->unsummed);
+    return (size_t)(to - from) < least ? AMP_OK : ampi_sum_gradients(m, first);
+}
+
+/* --- backward --- */
 /* From the losses up. A contribution to a gradient that another reader of the value has already
-   written is formed apart, in parts[], then added. */
-AMPI_FN amp_result ampi_backward(amp_model* m) {
+   written is formed apart, in parts[], then added. starts: weight gradients are complete with this
+   pass, and their sums over ranks may begin in it. */
+AMPI_FN amp_result ampi_backward(amp_model* m, int starts) {
     for (const ampi_node* n = m->last; n; n = n->prev) {
         if (!n->on_loss_path || !n->wants_grad || ampi_is(n, FLATTEN)) continue;
         AMPI_TRY(ampi_observe(m, n, 1 /* gradient */));
@@ -14674,6 +14737,7 @@ AMPI_FN amp_result ampi_backward(amp_model* m) {
                 AMPI_RUN(add_forward, sum, amp_ref_of(dx[j], sum.dtype), sum,
                     m->pass.rows * x->features);
         }
+        if (starts) AMPI_TRY(ampi_start_sums(m, n));
     }
     return AMP_OK;
 }
@@ -14977,13 +15041,12 @@ AMPI_FN void ampi_describe_overflow(const amp_model* m, amp_step_info* info) {
             : at_floor ? "; the scale is at its floor" : "");
 }
 
-/* --- ranks --- */
-/* Sums data[count] in the backend's memory over the ranks, in place. */
-AMPI_FN amp_result ampi_sum_ranks(amp_model* m, void* data, amp_dtype t, size_t count,
-        const char* what) {
-    if (m->comm.all_reduce_sum(data, t, count, m->exec.stream, m->comm.user_data) == AMP_OK)
-        return AMP_OK;
-    return ampi_model_fail(AMP_ERR_COMM, "train step: the sum of %s over the ranks failed", what);
+/* --- flags of ranks --- */
+/* Sums flags[count], in the backend's memory, over the ranks. */
+AMPI_FN amp_result ampi_sum_flags(amp_model* m, float* flags, size_t count) {
+    const amp_comm* c = &m->comm;
+    return ampi_summed(m, c->all_reduce_sum(flags, AMP_F32, count, m->exec.stream, c->user_data),
+        "a flag");
 }
 
 /* *flag becomes 1 if it is not 0 on any rank; a rank alone keeps it. The float behind the losses
@@ -14992,26 +15055,9 @@ AMPI_FN amp_result ampi_any_rank(amp_model* m, int* flag) {
     float *sum = m->loss_values + m->loss_count, found = *flag ? 1.0f : 0.0f;
     if (m->comm.size == 1) return AMP_OK;
     AMPI_RUN(copy_in, sum, &found, sizeof found);
-    AMPI_TRY(ampi_sum_ranks(m, sum, AMP_F32, 1, "a flag"));
+    AMPI_TRY(ampi_sum_flags(m, sum, 1));
     AMPI_RUN(copy_out, &found, sum, sizeof found);
     *flag = found != 0.0f;
-    return AMP_OK;
-}
-
-/* Sums gradients over the ranks: all that lie between two frozen ones in one call, with the bytes
-   that align them. */
-AMPI_FN amp_result ampi_sum_gradients(amp_model* m) {
-    const ampi_allocation* grads = &m->blocks[AMPI_BLOCK_GRADS];
-    const amp_dtype t = ampi_dtype_or_f32(m->desc.grad_dtype);
-    int end;  /* the next frozen parameter */
-    for (int i = 0; i < m->param_count; i = end + 1) {
-        char *from = (char*)m->grad_list[i].data, *to = grads->base + grads->bytes;
-        for (end = i; end < m->param_count && m->grad_list[end].count; end++) continue;
-        if (end < m->param_count) to = (char*)m->grad_list[end].data;
-        if (end > i)
-            AMPI_TRY(ampi_sum_ranks(m, from, t, (size_t)(to - from) / ampi_type_size(t),
-                "the gradients"));
-    }
     return AMP_OK;
 }
 
@@ -15021,14 +15067,17 @@ AMPI_FN amp_result ampi_sum_gradients(amp_model* m) {
 AMPI_FN amp_result ampi_agree(amp_model* m) {
     float *flags = m->loss_values + m->loss_count, found[2];
     if (m->comm.size == 1 && m->backend->asynchronous) return AMP_OK;
-    if (m->comm.size > 1) AMPI_TRY(ampi_sum_gradients(m));
+    if (m->comm.size > 1) {
+        AMPI_TRY(ampi_sum_gradients(m, 0));
+        AMPI_TRY(ampi_end_sums(m));
+    }
     AMPI_RUN(training_check, &m->training, m->grad_list, m->param_count, flags);
     if (!m->backend->asynchronous) {
         AMPI_RUN(copy_out, found, flags, sizeof found);
         if (found[0] != 0.0f && ampi_is_to_blame(m)) found[1] = 1.0f;
         AMPI_RUN(copy_in, flags, found, sizeof found);
     }
-    if (m->comm.size > 1) AMPI_TRY(ampi_sum_ranks(m, flags, AMP_F32, 2, "a flag"));
+    if (m->comm.size > 1) AMPI_TRY(ampi_sum_flags(m, flags, 2));
     return ampi_run(training_agree, &m->training, flags);
 }
 
@@ -15142,6 +15191,7 @@ AMPI_FN amp_result ampi_read_step(amp_model* m, int is_whole, amp_step_info* inf
 /* Undoes a failed step and its earlier micro-batches: running statistics, random numbers, the
    scaler's window. m->micro counts the failed micro-batch, which is no pass yet. Returns `why`. */
 AMPI_FN amp_result ampi_abandon_step(amp_model* m, amp_result why) {
+    ampi_end_sums(m);  /* of arrays that the next step writes */
     m->training.passes -= (uint64_t)(m->micro - 1);
     m->micro = 0;
     if (m->saved) ampi_copy_running(m, AMPI_BLOCK_RUNNING_SAVED, AMPI_BLOCK_RUNNING);
@@ -15182,10 +15232,11 @@ AMPI_FN amp_result ampi_run_update(amp_model* m) {
 
 /* The same work for each batch, with the last micro-batch the update. */
 AMPI_FN amp_result ampi_run_step(amp_model* m) {
+    const int is_last = m->micro == m->desc.accumulate;
     AMPI_TRY(ampi_run_forward(m));
     AMPI_TRY(ampi_load_seeds(m, NULL));
-    AMPI_TRY(ampi_backward(m));
-    return m->micro < m->desc.accumulate ? AMP_OK : ampi_run_update(m);
+    AMPI_TRY(ampi_backward(m, is_last && m->comm.size > 1 && m->comm.start));
+    return is_last ? ampi_run_update(m) : AMP_OK;
 }
 
 /* The work of a step, or a replay of its record. The key has what differs between calls: the size
@@ -15418,7 +15469,7 @@ AMP_DEF amp_result amp_backward(amp_model* m, const amp_seeds* seeds) {
 
     feholdexcept(&floats);
     amp_result r = ampi_load_seeds(m, seeds);
-    if (r == AMP_OK) r = ampi_backward(m);
+    if (r == AMP_OK) r = ampi_backward(m, 0 /* starts: the caller may look at gradients */);
     m->holds_grads = r == AMP_OK;
     if (r == AMP_OK && !m->backend->asynchronous) r = ampi_look_for_trouble(m);
     fesetenv(&floats);
@@ -17423,7 +17474,7 @@ AMPI_FN amp_result ampi_stats_pass(amp_model* m, amp_layer_stats* stats) {
     AMPI_TRY(ampi_load_batch(m));
     AMPI_TRY(ampi_forward(m, m->last, 1 /* with losses */));
     AMPI_TRY(ampi_load_seeds(m, NULL));
-    AMPI_TRY(ampi_backward(m));
+    AMPI_TRY(ampi_backward(m, 0 /* starts */));
     AMPI_EACH_NODE(n)
         for (int k = 0; k < AMP_MAX_OPERANDS; k++) {
             const int param = n->params[k];

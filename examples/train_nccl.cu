@@ -45,7 +45,7 @@ static amp_result build(amp_model** m, const amp_comm* comm, int narrow) {
 
 /* The life of one rank. */
 static void run_rank(int rank, int ranks, ncclComm_t nccl, const data_set* digits, int narrow) {
-    amp_comm comm = { all_reduce_sum, rank, ranks, nccl };
+    amp_comm comm = { all_reduce_sum, rank, ranks, nccl, NULL, NULL, 0 };
     std::vector<float> x((size_t)BATCH * SIDE * SIDE);
     std::vector<int32_t> labels(BATCH);
     amp_model* m = NULL;

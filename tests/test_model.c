@@ -1450,6 +1450,7 @@ static void test_desc_errors(void) {
     d = model_desc(2, AMP_O1, AMP_F16); d.comm = &comm; refused_desc(d, AMP_ERR_DESC, "comm");
     comm.all_reduce_sum = no_sum; refused_desc(d, AMP_ERR_DESC, "comm");
     comm.size = 2; comm.rank = 2; refused_desc(d, AMP_ERR_DESC, "rank");
+    comm.rank = 1; comm.start = comm.all_reduce_sum; refused_desc(d, AMP_ERR_DESC, "wait");
     CHECK(amp_model_create(NULL, &d) == AMP_ERR_ARGUMENT);
     CHECK(amp_model_create(&m, NULL) == AMP_ERR_ARGUMENT);
     /* What only finalize can see. */

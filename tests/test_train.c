@@ -864,7 +864,7 @@ static void test_calls_too_early(void) {
 static void test_errors_leave_info(void) {
     static const int32_t wrong[8] = { 0, 1, 2, 0, 1, 3, 0, 0 };
     amp_model_desc d = toy_desc(8, AMP_O0, AMP_DTYPE_DEFAULT);
-    amp_comm comm = { broken_sum, 0, 2, NULL };
+    amp_comm comm = { broken_sum, 0, 2, NULL, NULL, NULL, 0 };
     amp_batch good = batch_of(0, 8), bad = good;
     amp_step_info info, before;
     amp_eval_info eval, eval_before;
@@ -1907,7 +1907,7 @@ static amp_result unsure_sum(void* data, amp_dtype t, size_t n, void* stream, vo
     return sums_fail == 1 || (sums_fail == 2 && n > 1) ? AMP_ERR_IO : AMP_OK;
 }
 static void test_no_agreement(void) {
-    static const amp_comm comm = { unsure_sum, 0, 2, NULL };
+    static const amp_comm comm = { unsure_sum, 0, 2, NULL, NULL, NULL, 0 };
     amp_model_desc d = toy_desc(8, AMP_O1, AMP_BF16);
     amp_batch b = batch_of(0, 8);
     amp_step_info info, before;
@@ -2026,6 +2026,147 @@ static void test_ranks_as_micro_batches(void) {
     crowd_reversed = 1;         /* the order of the sum is seen */
     CHECK(!crowd_agrees(AMP_O0, 3) && !crowd_agrees(AMP_O2, 3));
     crowd_reversed = 0;
+}
+
+/* --- sums that begin during the backward pass --- */
+
+/* Another rank has the same gradients: a sum doubles. What was begun is doubled by wait, and must lie until then as it
+   was; whether the first layer's gradient was still to come at the first start is seen, too. */
+enum { LATE = 16 };
+typedef struct late_sums {
+    amp_comm comm;
+    int sums, waits, begun, early, fails_at;        /* begun: in this step; early: before the first layer was through */
+    float* data[LATE];
+    size_t count[LATE];
+    float kept[LATE][CROWD_FLOATS];
+    const float* first;                             /* the first parameter's gradient */
+    float first_then;
+} late_sums;
+static amp_result late_now(void* data, amp_dtype t, size_t n, void* stream, void* user) {
+    late_sums* l = (late_sums*)user;
+    float* x = (float*)data;
+    size_t i;
+    (void)stream;
+    CHECK(t == AMP_F32 && l->waits == (l->begun > 0));       /* no flags between start and wait */
+    for (i = 0; i < n; i++) x[i] += x[i];
+    l->sums++;
+    return AMP_OK;
+}
+static amp_result late_start(void* data, amp_dtype t, size_t n, void* stream, void* user) {
+    late_sums* l = (late_sums*)user;
+    (void)stream;
+    CHECK(t == AMP_F32 && n <= CROWD_FLOATS && l->begun < LATE);
+    l->data[l->begun] = (float*)data;
+    l->count[l->begun] = n;
+    memcpy(l->kept[l->begun], data, n * sizeof(float));
+    if (l->begun == 0 && l->first) l->first_then = *l->first;
+    l->begun++;
+    return l->begun == l->fails_at ? AMP_ERR_IO : AMP_OK;
+}
+static amp_result late_wait(void* stream, void* user) {
+    late_sums* l = (late_sums*)user;
+    size_t i;
+    int k;
+    (void)stream;
+    l->early = l->first && l->first_then != *l->first;
+    for (k = 0; k < l->begun; k++) {
+        CHECK_MSG(memcmp(l->data[k], l->kept[k], l->count[k] * sizeof(float)) == 0, "sum %d was written to", k);
+        CHECK(k == 0 || l->data[k] + l->count[k] <= l->data[k - 1]);
+        for (i = 0; i < l->count[k]; i++) l->data[k][i] += l->data[k][i];
+    }
+    l->waits++;
+    return AMP_OK;
+}
+static late_sums late;
+static void late_hooks(int starts, size_t bytes) {
+    memset(&late, 0, sizeof late);
+    late.comm.all_reduce_sum = late_now;
+    late.comm.size = 2;
+    late.comm.user_data = &late;
+    late.comm.start_bytes = bytes;
+    if (starts) { late.comm.start = late_start; late.comm.wait = late_wait; }
+}
+
+/* The toy, or a net of linear layers whose first is used again behind the second. */
+static amp_model* late_model(const amp_model_desc* d, int again) {
+    amp_model* m;
+    amp_value x, a, b;
+    if (!again) return make_toy(d, 0, 0.5f).m;
+    m = new_model(d);
+    x = amp_linear(m, amp_input(m, 1, TOY_SIDE, TOY_SIDE), 8);
+    a = amp_linear(m, x, 8);
+    b = amp_tanh(m, amp_linear(m, amp_tanh(m, a), 8));
+    amp_softmax_cross_entropy(m, amp_linear(m, amp_reuse(m, a, b), TOY_CLASSES));
+    CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
+    return m;
+}
+
+/* Whatever the buckets, the bits are those of sums behind the backward pass; only the last micro-batch begins any. */
+static void test_sums_begin_early(void) {
+    static const struct { size_t bytes; int begun[2]; } buckets[] = { { 1, { 4, 4 } }, { 1500, { 2, 1 } }, { 0, { 1, 1 } } };
+    int again, k, i;
+    for (again = 0; again < 2; again++)
+        for (k = -1; k < 3; k++) {
+            amp_model_desc d = toy_desc(4, AMP_O2, AMP_F16);
+            amp_model* m;
+            d.accumulate = 2;
+            late_hooks(k >= 0, k >= 0 ? buckets[k].bytes : 0);
+            d.comm = &late.comm;
+            m = late_model(&d, again);
+            late.first = (const float*)amp_model_params(m, NULL)[0].grad;
+            for (i = 0; i < 6; i++) {
+                amp_batch b = batch_of(4 * i, 4);
+                late.begun = late.waits = 0;
+                CHECK_MSG(amp_train_step(m, &b, NULL) == AMP_OK, "%s", amp_model_error(m));
+                if (k < 0) continue;
+                CHECK_MSG(late.begun == (i % 2 ? buckets[k].begun[again] : 0) && late.waits == i % 2, "%d begun", late.begun);
+                CHECK(i % 2 == 0 || late.early == (late.begun > 1));
+            }
+            snap_b.n = 0; snap_params(&snap_b, m);
+            if (k < 0) snap_a = snap_b;
+            CHECK_MSG(same(&snap_a, &snap_b), "buckets of %d bytes", k < 0 ? -1 : (int)buckets[k].bytes);
+            amp_model_destroy(m);
+        }
+}
+
+/* Between amp_backward and amp_update the caller sees gradients of its own rank: sums begin in the update. */
+static void test_sums_begin_in_update(void) {
+    amp_model_desc d = toy_desc(4, AMP_O0, AMP_DTYPE_DEFAULT);
+    amp_batch b = batch_of(0, 4);
+    amp_model* m;
+    late_hooks(1, 1);
+    d.comm = &late.comm;
+    m = make_toy(&d, 0, 0.0f).m;
+    CHECK(amp_forward(m, &b, NULL) == AMP_OK && amp_backward(m, NULL) == AMP_OK && late.begun == 0);
+    CHECK(amp_update(m, NULL) == AMP_OK && late.begun == 1 && late.waits == 1);
+    late.begun = late.waits = 0;
+    CHECK(amp_forward(m, &b, NULL) == AMP_OK && amp_backward(m, NULL) == AMP_OK && amp_discard(m) == AMP_OK);
+    CHECK(late.begun == 0 && late.waits == 0);
+    amp_model_destroy(m);
+}
+
+/* A start that fails ends the step, after those that began; the next step is as if there had been none. */
+static void test_start_fails(void) {
+    amp_model_desc d = toy_desc(4, AMP_O0, AMP_DTYPE_DEFAULT);
+    amp_batch b = batch_of(0, 4);
+    int k;
+    for (k = 0; k < 2; k++) {
+        amp_model* m;
+        late_hooks(1, 1);
+        d.comm = &late.comm;
+        m = make_toy(&d, 0, 0.5f).m;
+        if (k == 1) {
+            late.fails_at = 2;
+            CHECK(amp_train_step(m, &b, NULL) == AMP_ERR_COMM && late.begun == 2 && late.waits == 1);
+            CHECK(strstr(heard, "the sum of the gradients over the ranks failed") != NULL);
+            late.fails_at = late.begun = late.waits = 0;
+        }
+        CHECK(amp_train_step(m, &b, NULL) == AMP_OK && late.begun == 4 && late.waits == 1);
+        snap_b.n = 0; snap_params(&snap_b, m);
+        if (k == 0) snap_a = snap_b;
+        CHECK(same(&snap_a, &snap_b));
+        amp_model_destroy(m);
+    }
 }
 
 /* A hook of one rank is never called. */
@@ -2379,11 +2520,11 @@ static void test_frozen_norm_trains(void) {
 }
 
 /* Ranks sum what has a gradient, and nothing else. */
-typedef struct heard_sums { int calls; size_t floats; const char *from[8], *to[8]; amp_comm comm; } heard_sums;
+typedef struct heard_sums { int calls; size_t floats; const char *from[32], *to[32]; amp_comm comm; } heard_sums;
 static amp_result listen_sum(void* data, amp_dtype t, size_t n, void* stream, void* user) {
     heard_sums* h = (heard_sums*)user;
     (void)stream;
-    if (h->calls < 8) {
+    if (h->calls < 32) {
         h->from[h->calls] = (const char*)data;
         h->to[h->calls] = (const char*)data + n * amp_dtype_size(t);
     }
@@ -2402,7 +2543,11 @@ static void sums_over(const heard_sums* h, void* const* grads, amp_model* m, int
         }
     }
 }
-static void test_frozen_ranks(void) {
+static amp_result listen_wait(void* stream, void* user) {
+    (void)stream;
+    return user ? AMP_OK : AMP_ERR_IO;
+}
+static void frozen_ranks(int starts) {
     amp_model_desc d = toy_desc(8, AMP_O0, AMP_DTYPE_DEFAULT);
     static heard_sums h;
     amp_value f;
@@ -2413,6 +2558,7 @@ static void test_frozen_ranks(void) {
     int i, whole, touched;
     memset(&h, 0, sizeof h);
     h.comm.all_reduce_sum = listen_sum; h.comm.size = 2; h.comm.user_data = &h;
+    if (starts) { h.comm.start = listen_sum; h.comm.wait = listen_wait; h.comm.start_bytes = 1; }
     d.comm = &h.comm;
     m = make_backbone(d, 1, &f);
     for (i = 0; i < ALL; i++) grads[i] = amp_model_params(m, NULL)[i].grad;
@@ -2421,7 +2567,7 @@ static void test_frozen_ranks(void) {
         h.calls = 0;
         freeze_groups(m, frozen[i][0], frozen[i][1]);
         CHECK_MSG(amp_train_step(m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_APPLIED, "%s", amp_model_error(m));
-        CHECK(h.calls == (i == 1 ? 4 : 3));     /* with two flags */
+        CHECK(starts ? h.calls < 32 : h.calls == (i == 1 ? 4 : 3));     /* with two flags */
         sums_over(&h, grads, m, HEAD, ALL - HEAD, &whole, &touched);
         CHECK(whole == ALL - HEAD && touched == ALL - HEAD);
         sums_over(&h, grads, m, STEM, BLOCK, &whole, &touched);
@@ -2431,6 +2577,8 @@ static void test_frozen_ranks(void) {
     }
     amp_model_destroy(m);
 }
+
+static void test_frozen_ranks(void) { frozen_ranks(0); frozen_ranks(1); }
 
 /* --- AMP_SUMS_FAST ----------------------------------------------------------------------------------------------- */
 
@@ -2707,6 +2855,9 @@ int main(int argc, char** argv) {
     TEST(test_ranks_refuse_together);
     TEST(test_no_agreement);
     TEST(test_ranks_as_micro_batches);
+    TEST(test_sums_begin_early);
+    TEST(test_sums_begin_in_update);
+    TEST(test_start_fails);
     TEST(test_single_rank);
     TEST(test_seeds);
     TEST(test_two_models_interleaved);

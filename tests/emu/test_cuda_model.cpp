@@ -1064,7 +1064,7 @@ static void test_ranks() {
     for (amp_dtype t : types) {
         amp_model_desc d = desc_of(AMP_O2, AMP_F16);
         Ranks ranks = { 0, 0, 0, 0, -1.0f, 0.0f };
-        amp_comm comm = { twice, 0, 2, &ranks };
+        amp_comm comm = { twice, 0, 2, &ranks, NULL, NULL, 0 };
         d.grad_dtype = t;
         amp_model* alone = make(d, build_plain, amp_cuda_backend());
         d.comm = &comm;
