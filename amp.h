@@ -434,6 +434,7 @@ typedef struct amp_conv2d_shape {
     int groups;                      /* 0 = 1; divides channels; groups == channels is depthwise */
     int pad_end_h, pad_end_w;        /* below and to the right; 0 = as pad_h, pad_w, AMP_ZERO =
                                         none. TensorFlow's SAME has pad_end of pad or pad + 1 */
+    int output_pad_h, output_pad_w;  /* of a transposed convolution, less than the stride; else 0 */
 } amp_conv2d_shape;
 
 /* OH and OW of a shape, with the operators' errors. */
@@ -446,6 +447,17 @@ AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s);
 AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* s, amp_ref x, amp_ref w, amp_ref b,
     amp_ref y, const amp_exec* exec);
 AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* s, amp_ref dy, amp_ref x,
+    amp_ref w, amp_ref dx, amp_ref dw, amp_ref db, int accumulate, const amp_exec* exec);
+
+/* Transposed convolution: x[N,C,H,W], w[C,O/groups,KH,KW], b[O], y[N,O,OH,OW] with
+   OH = (H-1)*stride_h - pad_h - pad_end_h + dilation_h*(KH-1) + 1 + output_pad_h, and OW likewise:
+   y is the dx of a convolution that turns such a y into x. */
+AMP_DEF amp_result amp_conv_transpose2d_output(const amp_conv2d_shape* s, int* out_h, int* out_w,
+    const amp_exec* exec);
+AMP_DEF size_t amp_conv_transpose2d_workspace(const amp_conv2d_shape* s);
+AMP_DEF amp_result amp_conv_transpose2d_forward(const amp_conv2d_shape* s, amp_ref x, amp_ref w,
+    amp_ref b, amp_ref y, const amp_exec* exec);
+AMP_DEF amp_result amp_conv_transpose2d_backward(const amp_conv2d_shape* s, amp_ref dy, amp_ref x,
     amp_ref w, amp_ref dx, amp_ref dw, amp_ref db, int accumulate, const amp_exec* exec);
 
 /* --- pooling --- */
@@ -680,7 +692,8 @@ AMP_DEF amp_result amp_bce_with_logits_backward(amp_ref x, amp_ref target,
     X(MUL,        "mul",        PROMOTE, LOW,     PLAIN,  INPUT,  NONE) \
     X(UPSAMPLE,   "upsample",   FOLLOW,  LOW,     PLAIN,  NONE,   NONE) \
     X(CUSTOM,     "custom",     FP32,    FP32,    PLAIN,  BOTH,   NONE)  /* rules: its desc's */ \
-    X(MEAN,       "mean",       FP32,    FP32,    LOSS,   INPUT,  NONE)
+    X(MEAN,       "mean",       FP32,    FP32,    LOSS,   INPUT,  NONE) \
+    X(CONV_TRANSPOSE2D, "conv_transpose2d", LOW, LOW, MATRIX, INPUT, NONE)
 #define AMPI_X(name, ...) AMP_OP_##name,
 typedef AMPI_ENUM(amp_op) { AMP_OP_LIST(AMPI_X) } amp_op;
 #undef AMPI_X
@@ -728,6 +741,7 @@ enum { AMP_STYLE_COUNT = 0 AMP_STYLE_LIST(AMPI_COUNT) };
     X(NNABLA, O2, SOFTMAX, FP32) \
     X(NNABLA, O2, BATCH_NORM, LOW) \
     X(NNABLA, O2, LAYER_NORM, LOW) \
+    X(ONEFLOW, O1, CONV_TRANSPOSE2D, FP32) \
     X(ONEFLOW, O1, AVG_POOL2D, GRAY) \
     X(ONEFLOW, O1, BATCH_NORM, GRAY) \
     X(ONEFLOW, O1, LAYER_NORM, GRAY) \
@@ -1347,6 +1361,7 @@ typedef struct amp_conv2d_desc {
     int no_bias;                     /* 1 = without one */
     amp_init init;
     int pad_end_h, pad_end_w;        /* as in amp_conv2d_shape */
+    int output_pad, output_pad_h, output_pad_w; /* likewise */
 } amp_conv2d_desc;
 typedef struct amp_linear_desc {
     int out_features;  /* >= 1 */
@@ -1380,6 +1395,11 @@ AMP_DEF amp_value amp_input_with(amp_model* m, const amp_input_desc* desc);
 AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, int out_channels, int kernel, int stride,
     int pad);
 AMP_DEF amp_value amp_conv2d_with(amp_model* m, amp_value x, const amp_conv2d_desc* desc);
+/* transposed; AMP_INIT_TORCH's fan_in is PyTorch's, out_channels/groups * kernel area */
+AMP_DEF amp_value amp_conv_transpose2d(amp_model* m, amp_value x, int out_channels, int kernel,
+    int stride, int pad);
+AMP_DEF amp_value amp_conv_transpose2d_with(amp_model* m, amp_value x,
+    const amp_conv2d_desc* desc);
 /* flattens x to rows first */
 AMP_DEF amp_value amp_linear(amp_model* m, amp_value x, int out_features);
 AMP_DEF amp_value amp_linear_with(amp_model* m, amp_value x, const amp_linear_desc* desc);
@@ -2017,6 +2037,10 @@ struct amp_backend {
     AMPI_ENTRY(conv2d_forward, const amp_conv2d_shape*, amp_ref, amp_ref, amp_ref, amp_ref)
     AMPI_ENTRY(conv2d_backward, const amp_conv2d_shape*, amp_ref, amp_ref, amp_ref, amp_ref,
         amp_ref, amp_ref, int)
+    AMPI_ENTRY(conv_transpose2d_forward, const amp_conv2d_shape*, amp_ref, amp_ref, amp_ref,
+        amp_ref)
+    AMPI_ENTRY(conv_transpose2d_backward, const amp_conv2d_shape*, amp_ref, amp_ref, amp_ref,
+        amp_ref, amp_ref, amp_ref, int)
     AMPI_ENTRY(pool2d_forward, const amp_pool2d_shape*, amp_ref, amp_ref)
     AMPI_ENTRY(pool2d_backward, const amp_pool2d_shape*, amp_ref, amp_ref, amp_ref, int)
     AMPI_ENTRY(batch_norm_forward, const amp_batch_norm_shape*, int, amp_ref, amp_ref, amp_ref,
@@ -7075,20 +7099,21 @@ AMPI_FN size_t ampi_count4(int a, int b, int c, int d) {
     return n > SIZE_MAX / 8 ? 0 : n;
 }
 
-/* A shape with its defaults. It is 16 ints as in `names`; the first 7 have no default, the last 2
+/* A shape with its defaults. It is 18 ints as in `names`; the first 7 have no default, both pad_end
    may be AMP_ZERO. */
 AMPI_FN amp_result ampi_conv2d_defaults(amp_conv2d_shape* s, const amp_conv2d_shape* shape,
         const amp_logger* logger) {
     static const char* const names[] = { "n", "channels", "height", "width", "out_channels",
                                          "kernel_h", "kernel_w", "stride_h", "stride_w", "pad_h",
                                          "pad_w", "dilation_h", "dilation_w", "groups",
-                                         "pad_end_h", "pad_end_w" };
-    int values[16], i;
+                                         "pad_end_h", "pad_end_w", "output_pad_h",
+                                         "output_pad_w" };
+    int values[18], i;
     AMPI_REFUSE_CALL(!shape, AMP_ERR_ARGUMENT, "conv2d: the shape is NULL");
     *s = *shape;
     memcpy(values, s, sizeof values);
-    for (i = 0; i < 16; i++) {
-        const int least = i < 7 ? 1 : i < 14 ? 0 : AMP_ZERO;
+    for (i = 0; i < 18; i++) {
+        const int least = i < 7 ? 1 : i < 14 || i > 15 ? 0 : AMP_ZERO;
         AMPI_REFUSE_CALL(values[i] < least, AMP_ERR_DESC,
             "conv2d: %s is %d, it must be at least %d", names[i], values[i], least);
     }
@@ -7111,6 +7136,9 @@ AMPI_FN amp_result ampi_conv2d_init(ampi_conv2d_sizes* c, const amp_conv2d_shape
         const amp_logger* logger) {
     amp_conv2d_shape* s = &c->s;
     AMPI_TRY(ampi_conv2d_defaults(s, shape, logger));
+    AMPI_REFUSE_CALL(s->output_pad_h || s->output_pad_w, AMP_ERR_DESC,
+        "conv2d: output_pad %dx%d is for transposed convolutions", s->output_pad_h,
+        s->output_pad_w);
     c->out_h = ampi_conv2d_side(s->height, s->pad_h, s->pad_end_h, s->kernel_h, s->dilation_h,
         s->stride_h);
     c->out_w = ampi_conv2d_side(s->width, s->pad_w, s->pad_end_w, s->kernel_w, s->dilation_w,
@@ -7144,6 +7172,45 @@ AMP_DEF amp_result amp_conv2d_output(const amp_conv2d_shape* s, int* out_h, int*
     AMPI_TRY(ampi_conv2d_init(&c, s, ampi_exec_logger(exec)));
     if (out_h) *out_h = c.out_h;
     if (out_w) *out_w = c.out_w;
+    return AMP_OK;
+}
+
+/* The output's side of a transposed convolution; 0 if it has no pixel or is no int. */
+AMPI_FN int ampi_transposed_side(int size, int64_t pads, int kernel, int dilation, int stride) {
+    const int64_t side = (int64_t)(size - 1) * stride + (int64_t)dilation * (kernel - 1) + 1 - pads;
+    return side < 1 || side > INT32_MAX ? 0 : (int)side;
+}
+
+/* The convolution of which a shape's is the transpose, from its y to its x. */
+AMPI_FN amp_result ampi_transposed_shape(amp_conv2d_shape* conv, const amp_conv2d_shape* shape,
+        const amp_logger* logger) {
+    amp_conv2d_shape s;
+    AMPI_TRY(ampi_conv2d_defaults(&s, shape, logger));
+    AMPI_REFUSE_CALL(s.output_pad_h >= s.stride_h || s.output_pad_w >= s.stride_w, AMP_ERR_DESC,
+        "conv_transpose2d: output_pad %dx%d must be less than the stride, %dx%d", s.output_pad_h,
+        s.output_pad_w, s.stride_h, s.stride_w);
+    *conv = *shape;
+    conv->channels = s.out_channels;
+    conv->out_channels = s.channels;
+    conv->height = ampi_transposed_side(s.height, (int64_t)s.pad_h + s.pad_end_h
+        - s.output_pad_h, s.kernel_h, s.dilation_h, s.stride_h);
+    conv->width = ampi_transposed_side(s.width, (int64_t)s.pad_w + s.pad_end_w
+        - s.output_pad_w, s.kernel_w, s.dilation_w, s.stride_w);
+    conv->output_pad_h = conv->output_pad_w = 0;
+    AMPI_REFUSE_CALL(!conv->height || !conv->width, AMP_ERR_SHAPE,
+        "conv_transpose2d: the sides of a %dx%d input's output are not within 1..2^31-1", s.height,
+        s.width);
+    return AMP_OK;
+}
+
+/* The output's sides of a checked shape. */
+AMP_DEF amp_result amp_conv_transpose2d_output(const amp_conv2d_shape* s, int* out_h, int* out_w,
+        const amp_exec* exec) {
+    amp_conv2d_shape conv;
+    AMPI_TRY(ampi_transposed_shape(&conv, s, ampi_exec_logger(exec)));
+    AMPI_TRY(amp_conv2d_output(&conv, NULL, NULL, exec));
+    if (out_h) *out_h = conv.height;
+    if (out_w) *out_w = conv.width;
     return AMP_OK;
 }
 
@@ -7211,13 +7278,23 @@ AMPI_FN void ampi_convolution_init(ampi_convolution* v, const ampi_conv2d_sizes*
     v->groups = (size_t)c->s.groups; v->images = (size_t)c->s.n;
 }
 
+/* Adds b, one for each of a group's rows of C, to a product. */
+AMPI_FN void ampi_convolution_bias(ampi_convolution* v, amp_ref b) {
+    v->s.c.bias = b.data;
+    v->s.c.bias_dtype = ampi_dtype_or_f32(b.dtype);
+    v->s.c.bias_per_row = 1;
+    v->bias_group = v->s.m;
+}
+
 /* Forward, group by group: y[o][pixel] = sum over (c, kh, kw) of w[o][c][kh][kw] * x. A is w, B the
    im2col matrix of x. A row of C is an output's planes, each a block of columns. */
 AMPI_FN void ampi_conv2d_y(ampi_convolution* v, const ampi_conv2d_sizes* c,
         const ampi_layer_refs* t) {
     const size_t k = c->cg * c->area;
     ampi_columns* y = &v->s.c.columns;
-    ampi_convolution_init(v, c, t->y, 0, c->og, (size_t)c->s.n * c->out_pixels, k);
+    ampi_convolution_init(v, c, t->y, t->accumulate & AMP_ACCUMULATE_INPUT, c->og,
+        (size_t)c->s.n * c->out_pixels, k);
+    ampi_convolution_bias(v, t->b);
     v->s.a = ampi_matrix(t->w, k, 1);
     v->s.b = ampi_image_x(c, t->x, 0);
 
@@ -7225,14 +7302,10 @@ AMPI_FN void ampi_conv2d_y(ampi_convolution* v, const ampi_conv2d_sizes* c,
     y->next_row = (size_t)c->out_w;  /* for ampi_set_planes */
     y->next_block = (size_t)c->s.out_channels * c->out_pixels;
     v->s.c.ld = c->out_pixels;
-    v->s.c.bias = t->b.data;
-    v->s.c.bias_dtype = ampi_dtype_or_f32(t->b.dtype);
-    v->s.c.bias_per_row = 1;
 
     v->a_group = c->og * k;
     v->b_group = c->cg * c->in_pixels;
     v->c_group = c->og * c->out_pixels;
-    v->bias_group = c->og;
 }
 
 /* Pixels phase, phase + stride, ... of one side of the input. Pixel i of them meets output i +
@@ -7280,8 +7353,8 @@ AMPI_FN ampi_phase ampi_phase_of(int phase, int size, int pad, int kernel, int d
 }
 
 /* dx of the phase that begins at pixel (h, w): dx[c][pixel] = sum over (o, kh, kw) of
-   w[o][c][kh][kw] * dy, kh and kw those that the phase meets. A is w as [c][o, kh, kw], B the
-   im2col matrix of dy. */
+   w[o][c][kh][kw] * dy, kh and kw those that the phase meets, + b[c] of a transposed convolution. A
+   is w as [c][o, kh, kw], B the im2col matrix of dy. */
 AMPI_FN void ampi_conv2d_dx(ampi_convolution* v, const ampi_conv2d_sizes* c,
         const ampi_layer_refs* t, int h, int w) {
     const amp_conv2d_shape* s = &c->s;
@@ -7295,6 +7368,7 @@ AMPI_FN void ampi_conv2d_dx(ampi_convolution* v, const ampi_conv2d_sizes* c,
     ampi_operand* a = &v->s.a;
     ampi_convolution_init(v, c, t->dx, t->accumulate & AMP_ACCUMULATE_INPUT, c->cg,
         (size_t)s->n * pixels, c->og * area);
+    ampi_convolution_bias(v, t->b);
 
     /* weights, from the first kernel position that the phase meets */
     *a = ampi_matrix(ampi_from(t->w, (size_t)ph.first * kernel_w + (size_t)pw.first), c->area, 1);
@@ -7305,6 +7379,7 @@ AMPI_FN void ampi_conv2d_dx(ampi_convolution* v, const ampi_conv2d_sizes* c,
     a->output = c->cg * c->area;
     v->s.b = ampi_image_of(c, t->y, 1, 0, ampi_side_of(ph.pixels, ph.count, ph.offset, ph.step, 1,
         c->out_h), ampi_side_of(pw.pixels, pw.count, pw.offset, pw.step, 1, c->out_w));
+    v->s.b.is_image = area > 0;  /* no kernel position: B is not read */
 
     /* every stride-th pixel of dx; where both strides are 1 rows are neighbours, and join */
     v->s.c.data = ampi_from(t->dx, (size_t)h * width + (size_t)w).data;
@@ -7503,7 +7578,7 @@ AMPI_FN void ampi_convolution_run(ampi_convolution* v, const amp_exec* exec) {
 }
 
 /* dx, phase by phase. Round 0 only looks for phases that meet no kernel position; if there are, dx
-   begins as zeros. */
+   begins as zeros, to which only a bias is added. */
 AMPI_FN void ampi_conv2d_dx_run(const ampi_conv2d_sizes* c, const ampi_layer_refs* t,
         const amp_exec* exec) {
     int zero, run;
@@ -7513,7 +7588,7 @@ AMPI_FN void ampi_conv2d_dx_run(const ampi_conv2d_sizes* c, const ampi_layer_ref
                 ampi_convolution v;
                 ampi_conv2d_dx(&v, c, t, h, w);
                 if (v.s.k == 0) zero = 1;
-                else if (run) ampi_convolution_run(&v, exec);
+                if (run && (v.s.k > 0 || t->b.data)) ampi_convolution_run(&v, exec);
             }
         if (zero && !run && !(t->accumulate & AMP_ACCUMULATE_INPUT))
             memset(t->dx.data, 0, c->x_count * ampi_type_size(t->dx.dtype));
@@ -7603,6 +7678,69 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, amp_ref dy
     }
     if (db.data) AMPI_PARALLEL_OVER(c.y_count,
         for (int64_t o = 0; o < c.s.out_channels; o++) ampi_conv2d_db(&c, &t, (size_t)o));
+    AMPI_DONE_OP;
+}
+
+/* --- transposed convolution --- */
+
+AMP_DEF size_t amp_conv_transpose2d_workspace(const amp_conv2d_shape* s) {
+    amp_conv2d_shape conv;
+    return ampi_transposed_shape(&conv, s, NULL) == AMP_OK ? amp_conv2d_workspace(&conv) : 0;
+}
+
+/* Refuses a shape or operands of a transposed convolution that are not valid; c: the convolution,
+   whose x is y here. */
+AMPI_FN amp_result ampi_check_transposed(ampi_conv2d_sizes* c, const amp_conv2d_shape* shape,
+        const amp_logger* logger, const ampi_layer_refs* t, int backward) {
+    amp_conv2d_shape conv;
+    AMPI_TRY(ampi_transposed_shape(&conv, shape, logger));
+    AMPI_TRY(ampi_conv2d_init(c, &conv, logger));
+    const ampi_layer_sizes z = { { 1, c->y_count }, { 1, c->w_count },
+                                 { 1, (size_t)c->s.channels }, { 1, c->x_count } };
+    return ampi_check_layer(logger, backward ? "conv_transpose2d backward" : "conv_transpose2d", t,
+        &z, backward);
+}
+
+/* Checks the operands, then computes y, the dx of the convolution. */
+AMP_DEF amp_result amp_conv_transpose2d_forward(const amp_conv2d_shape* shape, amp_ref x,
+        amp_ref w, amp_ref b, amp_ref y, const amp_exec* exec) {
+    const ampi_layer_refs t = { x, w, b, y, AMP_NONE, AMP_NONE, AMP_NONE, 0 };
+    const ampi_layer_refs conv = { AMP_NONE, w, b, x, y, AMP_NONE, AMP_NONE, 0 };
+    ampi_conv2d_sizes c;
+    AMPI_TRY(ampi_check_transposed(&c, shape, ampi_exec_logger(exec), &t, 0));
+    AMPI_TRY(ampi_check_exec(exec, "conv_transpose2d"));
+    AMPI_COMPUTE_OP;
+    ampi_conv2d_dx_run(&c, &conv, exec);
+    AMPI_DONE_OP;
+}
+
+/* Checks the operands, then computes those of dx, dw and db that are wanted: the y, the dw and, of
+   planes of its x, the db of the convolution. */
+AMP_DEF amp_result amp_conv_transpose2d_backward(const amp_conv2d_shape* shape, amp_ref dy,
+        amp_ref x, amp_ref w, amp_ref dx, amp_ref dw, amp_ref db, int accumulate,
+        const amp_exec* exec) {
+    const ampi_layer_refs t = { x, w, AMP_NONE, dy, dx, dw, db, accumulate };
+    ampi_layer_refs conv = { dy, w, AMP_NONE, dx, AMP_NONE, dw, db, accumulate };
+    ampi_convolution v;
+    ampi_conv2d_sizes c;
+    AMPI_TRY(ampi_check_transposed(&c, shape, ampi_exec_logger(exec), &t, 1));
+    AMPI_TRY(ampi_check_exec(exec, "conv_transpose2d backward"));
+    AMPI_COMPUTE_OP;
+    if (dx.data) {
+        ampi_conv2d_y(&v, &c, &conv);
+        ampi_convolution_run(&v, exec);
+    }
+    if (dw.data) {
+        conv.y = x;
+        ampi_conv2d_dw(&v, &c, &conv);
+        ampi_convolution_run(&v, exec);
+    }
+    if (db.data) {
+        c.s.out_channels = c.s.channels;
+        c.out_pixels = c.in_pixels;
+        AMPI_PARALLEL_OVER(c.x_count,
+            for (int64_t o = 0; o < c.s.channels; o++) ampi_conv2d_db(&c, &t, (size_t)o));
+    }
     AMPI_DONE_OP;
 }
 
@@ -12500,7 +12638,8 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
 
         /* operators */
         amp_gemm_workspace, amp_conv2d_workspace, amp_layer_norm_workspace,
-        amp_gemm, AMPI_BOTH(linear), AMPI_BOTH(conv2d), AMPI_BOTH(pool2d),
+        amp_gemm, AMPI_BOTH(linear), AMPI_BOTH(conv2d), AMPI_BOTH(conv_transpose2d),
+        AMPI_BOTH(pool2d),
         AMPI_BOTH(batch_norm), AMPI_BOTH(layer_norm), AMPI_BOTH(activation), AMPI_BOTH(leaky_relu),
         AMPI_BOTH(softmax), ampi_cpu_dropout, amp_add_forward, AMPI_BOTH(mul), AMPI_BOTH(concat),
         AMPI_BOTH(softmax_cross_entropy), AMPI_BOTH(mse), AMPI_BOTH(bce_with_logits),
@@ -12575,7 +12714,8 @@ typedef struct ampi_node {
     /* what the operator needs */
     amp_init init;           /* how its weights start */
     struct ampi_custom* custom;  /* NULL for amp's own operators */
-    size_t fan_in, fan_out;  /* products in an element of its output, and of the input's gradient */
+    size_t fan_in, fan_out;  /* products in an element of its output, and of the input's gradient;
+                                of a transposed convolution the other way round */
     amp_conv2d_shape conv;
     amp_pool2d_shape pool;
     amp_batch_norm_shape norm;   /* of a layer norm: eps */
@@ -13166,36 +13306,50 @@ AMPI_FN int ampi_first_set(int field, int general, int fallback) {
 #define AMPI_SIDES(field, h, w) \
     ampi_first_set(d->field##_h, d->field, h), ampi_first_set(d->field##_w, d->field, w)
 
-/* Adds a convolution, if its shape is valid: a refusal of amp_conv2d_output becomes the graph's. */
-AMP_DEF amp_value amp_conv2d_with(amp_model* m, amp_value x, const amp_conv2d_desc* d) {
-    AMPI_DRAFT(n, AMP_OP_CONV2D, x);
+/* Adds a convolution or a transposed one, if its shape is valid: a refusal of that becomes the
+   graph's. */
+AMPI_FN amp_value ampi_convolution_add(amp_model* m, amp_op op, amp_value x,
+        const amp_conv2d_desc* d) {
+    const int transposed = op == AMP_OP_CONV_TRANSPOSE2D;
+    AMPI_DRAFT(n, op, x);
     AMPI_REFUSE_NULL_DESC(d);
     const amp_conv2d_shape s = {
         m->desc.batch, n->layer.channels, n->layer.height, n->layer.width,  /* of x */
         d->out_channels, AMPI_SIDES(kernel, 0, 0), AMPI_SIDES(stride, 1, 1),
         AMPI_SIDES(pad, 0, 0), AMPI_SIDES(dilation, 1, 1), d->groups ? d->groups : 1,
-        d->pad_end_h, d->pad_end_w
+        d->pad_end_h, d->pad_end_w, AMPI_SIDES(output_pad, 0, 0)
     };
-    if (amp_conv2d_output(&s, &n->layer.height, &n->layer.width, &m->draft_exec) != AMP_OK)
-        return ampi_no_value();
+    if ((transposed ? amp_conv_transpose2d_output : amp_conv2d_output)(&s, &n->layer.height,
+        &n->layer.width, &m->draft_exec) != AMP_OK) return ampi_no_value();
     n->conv = s;
     n->layer.channels = s.out_channels;
-    const size_t area = (size_t)s.kernel_h * (size_t)s.kernel_w;
-    return ampi_layer_add_params(m, d->no_bias, d->init, (size_t)(s.channels / s.groups) * area,
-        (size_t)(s.out_channels / s.groups) * area);
+    const size_t area = (size_t)s.kernel_h * (size_t)s.kernel_w,
+        in = (size_t)(s.channels / s.groups) * area,
+        out = (size_t)(s.out_channels / s.groups) * area;
+    return ampi_layer_add_params(m, d->no_bias, d->init, transposed ? out : in,
+        transposed ? in : out);
 }
 
-/* Adds a convolution with square windows, one group and a bias. */
-AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, int out_channels, int kernel, int stride,
-        int pad) {
+/* Adds one with square windows, one group and a bias. */
+AMPI_FN amp_value ampi_plain_convolution(amp_model* m, amp_op op, amp_value x, int out_channels,
+        int kernel, int stride, int pad) {
     amp_conv2d_desc d;
     AMPI_CLEAR(d);
     d.out_channels = out_channels;
     d.kernel = kernel;
     d.stride = stride;
     d.pad = pad;
-    return amp_conv2d_with(m, x, &d);
+    return ampi_convolution_add(m, op, x, &d);
 }
+
+#define AMPI_CONVOLUTION(OP, name) \
+    AMP_DEF amp_value name##_with(amp_model* m, amp_value x, const amp_conv2d_desc* d) { \
+        return ampi_convolution_add(m, AMP_OP_##OP, x, d); } \
+    AMP_DEF amp_value name(amp_model* m, amp_value x, int out_channels, int kernel, int stride, \
+            int pad) { \
+        return ampi_plain_convolution(m, AMP_OP_##OP, x, out_channels, kernel, stride, pad); }
+AMPI_CONVOLUTION(CONV2D, amp_conv2d)
+AMPI_CONVOLUTION(CONV_TRANSPOSE2D, amp_conv_transpose2d)
 
 /* Adds a pool, if its shape is valid: a refusal of amp_pool2d_output becomes the graph's. */
 AMP_DEF amp_value amp_pool2d_with(amp_model* m, amp_value x, const amp_pool2d_desc* d) {
@@ -13840,7 +13994,8 @@ AMPI_FN void ampi_place_param(amp_model* m, ampi_node* n, int k) {
     amp_param p;
     AMPI_CLEAR(p);
     p.count = n->custom ? n->custom->params[k].count : ampi_is(n, LAYER_NORM) ? n->features
-        : (size_t)n->layer.channels * (is_bias ? 1 : n->fan_in);
+        : (size_t)n->layer.channels * (is_bias ? 1 : ampi_is(n, CONV_TRANSPOSE2D) ? n->fan_out
+            : n->fan_in);
     p.group = n->group;
     p.grad_dtype = ampi_dtype_or_f32(m->desc.grad_dtype);
     n->layer.parameters += p.count;
@@ -13956,8 +14111,10 @@ AMPI_FN amp_result ampi_init_param(amp_model* m, const ampi_node* n, int k) {
 AMPI_FN size_t ampi_workspace_of(const amp_model* m, const ampi_node* n) {
     const size_t batch = (size_t)m->desc.batch, in = n->fan_in, out = (size_t)n->layer.channels;
     const amp_backend* f = m->backend;
+    amp_conv2d_shape conv = n->conv;
     if (n->custom) return n->custom->desc.workspace_bytes;
-    if (ampi_is(n, CONV2D)) return f->conv2d_workspace(&n->conv);
+    if (ampi_is(n, CONV_TRANSPOSE2D)) ampi_transposed_shape(&conv, &n->conv, NULL);
+    if (conv.channels) return f->conv2d_workspace(&conv);
     if (ampi_is(n, LAYER_NORM)) return f->layer_norm_workspace(batch, n->features);
     if (!ampi_is(n, LINEAR)) return 0;
     return ampi_max_size(f->gemm_workspace(batch, out, in),
@@ -14314,7 +14471,8 @@ AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
     return h;
 }
 
-/* Shape of a parameter: conv2d weight [O,C/groups,KH,KW], linear weight [O,I], others [count]. */
+/* Shape of a parameter: conv2d weight [O,C/groups,KH,KW], of a transposed one [C,O/groups,KH,KW],
+   linear weight [O,I], others [count]. */
 AMPI_FN void ampi_param_shape(const amp_model* m, int param, int* rank, size_t shape[4]) {
     const ampi_node* n = m->first;
     while (n && n->params[0] != param) n = n->next;
@@ -14322,8 +14480,10 @@ AMPI_FN void ampi_param_shape(const amp_model* m, int param, int* rank, size_t s
     shape[0] = m->params[param].count;
     if (*rank == 1) return;
     const amp_conv2d_shape* s = &n->conv;
-    shape[0] = (size_t)n->layer.channels;
-    shape[1] = *rank == 2 ? n->fan_in : (size_t)(s->channels / s->groups);
+    const int transposed = ampi_is(n, CONV_TRANSPOSE2D);
+    shape[0] = (size_t)(transposed ? s->channels : n->layer.channels);
+    shape[1] = *rank == 2 ? n->fan_in
+        : (size_t)((transposed ? s->out_channels : s->channels) / s->groups);
     shape[2] = (size_t)s->kernel_h;
     shape[3] = (size_t)s->kernel_w;
 }
@@ -14494,6 +14654,7 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
         case AMP_OP_INPUT: case AMP_OP_FLATTEN: return AMP_OK;  /* flatten is its input */
         case AMP_OP_CONV2D:
             return (relu ? f->conv2d_relu_forward : f->conv2d_forward)(&n->conv, x, w, b, y, e);
+        case AMP_OP_CONV_TRANSPOSE2D: return f->conv_transpose2d_forward(&n->conv, x, w, b, y, e);
         case AMP_OP_LINEAR:
             return (relu ? f->linear_relu_forward : f->linear_forward)(x, w, b, y, rows,
                 in->features, n->features, e);
@@ -14604,6 +14765,8 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
         case AMP_OP_ADD: break;
         case AMP_OP_CONV2D:
             return f->conv2d_backward(&n->conv, dy, saved, w, dx, dw, db, add, e);
+        case AMP_OP_CONV_TRANSPOSE2D:
+            return f->conv_transpose2d_backward(&n->conv, dy, saved, w, dx, dw, db, add, e);
         case AMP_OP_LINEAR:
             return f->linear_backward(dy, saved, w, dx, dw, db, add, rows, in->features,
                 n->features, e);

@@ -4548,7 +4548,7 @@ AMPI_FN int ampi_cuda_conv2d_phase(ampi_convolution* v, const ampi_conv2d_sizes*
     return 1;
 }
 
-/* Where a phase meets no kernel position nothing is added to dx. */
+/* Where a phase meets no kernel position nothing is added to dx, but for a bias. */
 AMPI_FN amp_result ampi_cuda_conv2d_dx(const amp_exec* exec, const char* op,
                                        const ampi_conv2d_sizes* c, const ampi_layer_refs* t) {
     ampi_convolution v;
@@ -4560,7 +4560,8 @@ AMPI_FN amp_result ampi_cuda_conv2d_dx(const amp_exec* exec, const char* op,
             exec));
     i = 0;
     while (ampi_cuda_conv2d_phase(&v, c, t, &i))
-        if (v.s.k > 0) AMPI_TRY(ampi_cuda_conv2d_run(exec, op, c, &v, AMPI_CONV2D_DX, 0));
+        if (v.s.k > 0 || t->b.data)
+            AMPI_TRY(ampi_cuda_conv2d_run(exec, op, c, &v, AMPI_CONV2D_DX, 0));
     return AMP_OK;
 }
 
@@ -4620,6 +4621,44 @@ AMPI_CUDA(conv2d_backward, const amp_conv2d_shape* shape, amp_ref dy, amp_ref x,
     if (!db.data) return AMP_OK;
     return ampi_cuda_bias_grad(exec, op, dy, db, accumulate & AMP_ACCUMULATE_PARAMS, (size_t)c.s.n,
         (size_t)c.s.out_channels, c.out_pixels);
+}
+
+/* The table's conv_transpose2d_forward: dx of a convolution, with a bias. */
+AMPI_CUDA(conv_transpose2d_forward, const amp_conv2d_shape* shape, amp_ref x, amp_ref w, amp_ref b,
+        amp_ref y) {
+    const char* op = "amp_cuda_conv_transpose2d_forward";
+    const ampi_layer_refs t = { x, w, b, y, AMP_NONE, AMP_NONE, AMP_NONE, 0 };
+    const ampi_layer_refs conv = { AMP_NONE, w, b, x, y, AMP_NONE, AMP_NONE, 0 };
+    ampi_conv2d_sizes c;
+    AMPI_TRY(ampi_check_transposed(&c, shape, ampi_exec_logger(exec), &t, 0));
+    AMPI_TRY(ampi_cuda_conv2d_fits(&c, exec, op));
+    AMPI_TRY(ampi_cuda_check_layer(exec, op, &t, 0));
+    return ampi_cuda_conv2d_dx(exec, op, &c, &conv);
+}
+
+/* The table's conv_transpose2d_backward: dx is the convolution, dw its dw. */
+AMPI_CUDA(conv_transpose2d_backward, const amp_conv2d_shape* shape, amp_ref dy, amp_ref x,
+        amp_ref w, amp_ref dx, amp_ref dw, amp_ref db, int accumulate) {
+    const char* op = "amp_cuda_conv_transpose2d_backward";
+    const ampi_layer_refs t = { x, w, AMP_NONE, dy, dx, dw, db, accumulate };
+    ampi_layer_refs conv = { dy, w, AMP_NONE, dx, AMP_NONE, dw, db, accumulate };
+    ampi_conv2d_sizes c;
+    ampi_convolution v;
+    AMPI_TRY(ampi_check_transposed(&c, shape, ampi_exec_logger(exec), &t, 1));
+    AMPI_TRY(ampi_cuda_conv2d_fits(&c, exec, op));
+    AMPI_TRY(ampi_cuda_check_layer(exec, op, &t, 1));
+    if (dx.data) {
+        ampi_conv2d_y(&v, &c, &conv);
+        AMPI_TRY(ampi_cuda_conv2d_run(exec, op, &c, &v, AMPI_CONV2D_Y, 0));
+    }
+    if (dw.data) {
+        conv.y = x;
+        ampi_conv2d_dw(&v, &c, &conv);
+        AMPI_TRY(ampi_cuda_conv2d_run(exec, op, &c, &v, AMPI_CONV2D_DW, 0));
+    }
+    if (!db.data) return AMP_OK;
+    return ampi_cuda_bias_grad(exec, op, dy, db, accumulate & AMP_ACCUMULATE_PARAMS, (size_t)c.s.n,
+        (size_t)c.s.channels, c.in_pixels);
 }
 
 /* >>impl-pool   Pooling: a thread, or T of them, for a pixel of y; windows of 2x2 and 3x3 side by
@@ -8817,7 +8856,8 @@ AMP_DEF const amp_backend* amp_cuda_backend(void) {
         /* operators */
         ampi_cuda_gemm_workspace, ampi_cuda_conv2d_workspace, ampi_cuda_layer_norm_workspace,
         ampi_cuda_gemm, ampi_cuda_linear_forward<0>, ampi_cuda_linear_backward,
-        ampi_cuda_conv2d_forward<0>, ampi_cuda_conv2d_backward, AMPI_CUDA_BOTH(pool2d),
+        ampi_cuda_conv2d_forward<0>, ampi_cuda_conv2d_backward,
+        AMPI_CUDA_BOTH(conv_transpose2d), AMPI_CUDA_BOTH(pool2d),
         AMPI_CUDA_BOTH(batch_norm), AMPI_CUDA_BOTH(layer_norm),
         AMPI_CUDA_BOTH(activation), AMPI_CUDA_BOTH(leaky_relu), AMPI_CUDA_BOTH(softmax),
         ampi_cuda_dropout_forward,

@@ -339,8 +339,8 @@ static float growing_w[128 * 128];
 
 /* Call `call` into y, which holds zeros; how much workspace its documentation tells. */
 static size_t growing_call(int call, float* y, const amp_exec* exec) {
-    const amp_conv2d_shape conv = { 2, 16, 24, 24, 16, 3, 3, 1, 1, 1, 1, 1, 1, 1, 0, 0 };
-    const amp_conv2d_shape depthwise = { 2, 16, 24, 24, 16, 3, 3, 1, 1, 1, 1, 1, 1, 16, 0, 0 };
+    const amp_conv2d_shape conv = { 2, 16, 24, 24, 16, 3, 3, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0 };
+    const amp_conv2d_shape depthwise = { 2, 16, 24, 24, 16, 3, 3, 1, 1, 1, 1, 1, 1, 16, 0, 0, 0, 0 };
     const amp_ref x = amp_bf16((amp_bfloat16*)growing_x), dy = amp_bf16((amp_bfloat16*)growing_dy), w = amp_f32(growing_w);
     amp_gemm_shape product;
     memset(&product, 0, sizeof product);

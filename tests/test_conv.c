@@ -58,6 +58,7 @@ static int pad_end[2];      /* of the shapes below */
 static amp_conv2d_shape shape_of(int n, int c, int h, int w, int o, int kh, int kw, int sh, int sw, int ph, int pw,
                                  int dh, int dw, int groups) {
     amp_conv2d_shape s;
+    memset(&s, 0, sizeof s);
     s.n = n; s.channels = c; s.height = h; s.width = w; s.out_channels = o; s.kernel_h = kh; s.kernel_w = kw;
     s.stride_h = sh; s.stride_w = sw; s.pad_h = ph; s.pad_w = pw; s.dilation_h = dh; s.dilation_w = dw; s.groups = groups;
     s.pad_end_h = pad_end[0]; s.pad_end_w = pad_end[1];
@@ -761,6 +762,114 @@ static void test_error_bound(void) {
     conv_free(&v);
 }
 
+/* --- transposed convolution: against double precision, by scattering as its definition says --- */
+
+/* Sums in double, and of magnitudes. */
+typedef struct exact { double *sum, *size; size_t count; } exact;
+static exact exact_new(size_t count) {
+    const exact e = { (double*)calloc(count, sizeof(double)), (double*)calloc(count, sizeof(double)), count };
+    return e;
+}
+static void exact_add(exact* e, size_t i, double v) { e->sum[i] += v; e->size[i] += fabs(v); }
+/* The stored tensor is within k roundings of the sums, and one of its type; its guards are untouched. */
+static void exact_check(exact* e, const tensor* t, double k, const char* what) {
+    const double ku = (k + 2) * ldexp(1, -24), unit_of_type = t->dtype == AMP_F32 ? ldexp(1, -24) : t->dtype == AMP_F16
+        ? ldexp(1, -11) : ldexp(1, -8);
+    float* got = (float*)malloc(t->count * sizeof *got);
+    size_t i, bad = 0, first = 0, intact = 0;
+    amp_convert(amp_f32(got), amp_ref_of(tensor_at(t), t->dtype), t->count);
+    for (i = e->count; i-- > 0; ) {
+        const double limit = ku * e->size[i];
+        if (fabs((double)got[i] - e->sum[i]) <= limit + (fabs(e->sum[i]) + limit) * unit_of_type + 3e-8) continue;
+        bad++; first = i;
+    }
+    for (i = 0; i < GUARD; i++)
+        intact += (size_t)(t->bytes[i] == FILL && t->bytes[GUARD + t->count * amp_dtype_size(t->dtype) + i] == FILL);
+    CHECK_MSG(e->count == t->count && bad == 0 && intact == GUARD, "%s of %s: %lu of %lu, at %lu %g is not %g", what,
+              amp_dtype_name(t->dtype), (unsigned long)bad, (unsigned long)t->count, (unsigned long)first, (double)got[first],
+              e->sum[first]);
+    free(got); free(e->sum); free(e->size);
+}
+/* y and the gradients of s, alone or added to what is there, with this workspace. */
+static void transposed_check(const amp_conv2d_shape* s, int oh, int ow, const amp_dtype* types, amp_exec* exec, int add) {
+    const int groups = s->groups ? s->groups : 1, cg = s->channels / groups, og = s->out_channels / groups;
+    const int sh = s->stride_h ? s->stride_h : 1, sw = s->stride_w ? s->stride_w : 1;
+    const int dh = s->dilation_h ? s->dilation_h : 1, dw = s->dilation_w ? s->dilation_w : 1;
+    const size_t pixels = (size_t)(s->height * s->width), out = (size_t)(oh * ow), area = (size_t)(s->kernel_h * s->kernel_w);
+    tensor x = tensor_new(types[0], (size_t)(s->n * s->channels) * pixels), w = tensor_new(types[0], (size_t)(s->channels * og) * area);
+    tensor b = tensor_new(types[1], (size_t)s->out_channels), y = tensor_new(types[2], (size_t)(s->n * s->out_channels) * out);
+    tensor dy = tensor_new(types[0], y.count), dx = tensor_new(types[2], x.count), gw = tensor_new(types[1], w.count);
+    tensor db = tensor_new(types[1], b.count);
+    exact ey = exact_new(y.count), ex = exact_new(x.count), ew = exact_new(w.count), eb = exact_new(b.count);
+    const amp_ref none = AMP_NONE, bias = add ? none : amp_ref_of(tensor_at(&b), b.dtype);
+    size_t i, o;
+    int c, k, a, e;
+    for (i = 0; !add && i < y.count; i++) exact_add(&ey, i, (double)b.value[i / out % b.count]);
+    for (i = 0; add && i < dx.count; i++) exact_add(&ex, i, (double)dx.value[i]);
+    for (i = 0; add && i < gw.count; i++) exact_add(&ew, i, (double)gw.value[i]);
+    for (i = 0; add && i < db.count; i++) exact_add(&eb, i, (double)db.value[i]);
+    for (i = 0; i < y.count; i++) exact_add(&eb, i / out % b.count, (double)dy.value[i]);
+    for (i = 0; i < x.count; i++) {
+        const int ci = (int)(i / pixels) % s->channels, ih = (int)(i % pixels) / s->width, iw = (int)(i % pixels) % s->width;
+        for (k = 0; k < og; k++) for (a = 0; a < s->kernel_h; a++) for (e = 0; e < s->kernel_w; e++) {
+            const int i0 = ih * sh - s->pad_h + a * dh, j0 = iw * sw - s->pad_w + e * dw;
+            const size_t at = ((size_t)(ci * og + k) * (size_t)s->kernel_h + (size_t)a) * (size_t)s->kernel_w + (size_t)e;
+            if (i0 < 0 || j0 < 0 || i0 >= oh || j0 >= ow) continue;
+            c = ci / cg * og + k;
+            o = (i / pixels / (size_t)s->channels * b.count + (size_t)c) * out + (size_t)(i0 * ow + j0);
+            exact_add(&ey, o, (double)x.value[i] * (double)w.value[at]);
+            exact_add(&ex, i, (double)dy.value[o] * (double)w.value[at]);
+            exact_add(&ew, at, (double)dy.value[o] * (double)x.value[i]);
+        }
+    }
+    CHECK(amp_conv_transpose2d_forward(s, amp_ref_of(tensor_at(&x), x.dtype), amp_ref_of(tensor_at(&w), w.dtype), bias,
+        amp_ref_of(tensor_at(&y), y.dtype), exec) == AMP_OK);
+    CHECK(amp_conv_transpose2d_backward(s, amp_ref_of(tensor_at(&dy), dy.dtype), amp_ref_of(tensor_at(&x), x.dtype),
+        amp_ref_of(tensor_at(&w), w.dtype), amp_ref_of(tensor_at(&dx), dx.dtype), amp_ref_of(tensor_at(&gw), gw.dtype),
+        amp_ref_of(tensor_at(&db), db.dtype), add ? AMP_ACCUMULATE_PARAMS | AMP_ACCUMULATE_INPUT : 0, exec) == AMP_OK);
+    exact_check(&ey, &y, (double)cg * (double)area, "transposed y");
+    exact_check(&ex, &dx, (double)og * (double)area, "transposed dx");
+    exact_check(&ew, &gw, (double)((size_t)s->n * pixels), "transposed dw");
+    exact_check(&eb, &db, (double)((size_t)s->n * out), "transposed db");
+    tensor_free(&x); tensor_free(&w); tensor_free(&b); tensor_free(&y); tensor_free(&dy); tensor_free(&dx);
+    tensor_free(&gw); tensor_free(&db);
+}
+/* Of each kind, then random ones: kernels smaller than the stride, whose gaps hold the bias alone; groups, depthwise,
+   dilation, pad_end and output_pad; types of operands, of b, dw and db, and of y and dx. */
+static void test_transposed(void) {
+    static const int Z[][16] = { /* n c h w o kernel stride pad dilation groups output_pad */
+        { 2, 3, 4, 5, 6, 4, 4, 2, 2, 1, 1, 1, 1, 1, 0, 0 }, { 1, 32, 7, 7, 16, 3, 3, 2, 2, 1, 1, 1, 1, 1, 1, 1 },
+        { 2, 4, 3, 3, 4, 1, 1, 2, 3, 0, 0, 1, 1, 1, 0, 0 }, { 1, 4, 5, 3, 6, 2, 1, 3, 2, 0, 0, 1, 1, 2, 2, 1 },
+        { 2, 24, 6, 9, 24, 3, 3, 2, 2, 1, 1, 1, 1, 24, 1, 1 }, { 1, 20, 5, 5, 20, 1, 1, 2, 2, 0, 0, 1, 1, 20, 1, 1 },
+        { 1, 6, 4, 4, 3, 3, 2, 1, 1, 0, 0, 2, 3, 3, 0, 0 }, { 1, 1, 1, 1, 5, 4, 4, 1, 1, 0, 0, 1, 1, 1, 0, 0 },
+        { 3, 40, 8, 8, 33, 3, 3, 1, 1, 1, 1, 1, 1, 1, 0, 0 } };
+    static char memory[1 << 22];
+    amp_exec exec;
+    int i, t, oh, ow;
+    memset(&exec, 0, sizeof exec);
+    exec.workspace = memory;
+    for (i = 0; i < 120; i++) {
+        int z[16];
+        amp_conv2d_shape s;
+        if (i < (int)(sizeof Z / sizeof *Z)) memcpy(z, Z[i], sizeof z);
+        else for (t = 0; t < 16; t++) z[t] = t < 2 || t == 4 ? 1 + (int)(test_random() % 5) : t < 4 ? 1 + (int)(test_random() % 7)
+            : t < 9 ? 1 + (int)(test_random() % 3) : t < 11 ? (int)(test_random() % 2) : t < 13 ? 1 + (int)(test_random() % 2)
+            : t == 13 ? 1 : (int)(test_random() % (unsigned)z[t - 7]);
+        s = shape_of(z[0], z[1], z[2], z[3], z[4], z[5], z[6], z[7], z[8], z[9], z[10], z[11], z[12], z[13]);
+        s.output_pad_h = z[14]; s.output_pad_w = z[15];
+        if (i % 5 == 4 && i > 8) { s.pad_end_h = AMP_ZERO; s.pad_end_w = 1; }
+        if (amp_conv_transpose2d_output(&s, &oh, &ow, NULL) != AMP_OK) continue;
+        CHECK(oh == (z[2] - 1) * z[7] - z[9] - (s.pad_end_h ? 0 : z[9]) + z[11] * (z[5] - 1) + 1 + z[14]);
+        CHECK(ow == (z[3] - 1) * z[8] - z[10] - (s.pad_end_w ? 1 : z[10]) + z[12] * (z[6] - 1) + 1 + z[15]);
+        exec.workspace_size = amp_conv_transpose2d_workspace(&s);
+        CHECK(exec.workspace_size > 0 && exec.workspace_size <= sizeof memory);
+        for (t = 0; t < 3; t++) {
+            const amp_dtype types[3] = { TYPES[t], TYPES[(t + i) % 3], TYPES[(t + i / 3) % 3] };
+            transposed_check(&s, oh, ow, types, t == i % 3 ? NULL : &exec, i / 2 % 2);
+        }
+    }
+}
+
 /* --- refusals ---------------------------------------------------------------------------- */
 
 static void refuse_shape(amp_conv2d_shape s, amp_result code, const char* sentence) {
@@ -796,6 +905,47 @@ static void test_refused_shapes(void) {
                  "conv2d: y has more elements than memory can hold");
     refuse_shape(shape_of(1, 1 << 20, 1, 1, 1 << 20, 1 << 26, 1, 1, 1, 1 << 25, 0, 1, 1, 1), AMP_ERR_SHAPE,
                  "conv2d: w has more elements than memory can hold");
+}
+
+static void refuse_transposed(amp_conv2d_shape s, int output_pad, amp_result code, const char* sentence) {
+    amp_exec e;
+    int oh = 77, ow = 77;
+    memset(&e, 0, sizeof e);
+    e.logger = &LISTENER;
+    s.output_pad_w = output_pad;
+    check_refused(amp_conv_transpose2d_output(&s, &oh, &ow, &e), code, sentence);
+    CHECK(oh == 77 && ow == 77);
+    CHECK(amp_conv_transpose2d_workspace(&s) == 0);
+}
+static void test_refused_transposed(void) {
+    amp_conv2d_shape s = shape_of(1, 2, 4, 4, 2, 3, 3, 2, 2, 0, 0, 1, 1, 1);
+    float x[32] = { 0 }, y[200];
+    amp_exec e;
+    int i;
+    refuse_transposed(s, 2, AMP_ERR_DESC, "conv_transpose2d: output_pad 0x2 must be less than the stride, 2x2");
+    refuse_transposed(s, -1, AMP_ERR_DESC, "conv2d: output_pad_w is -1, it must be at least 0");
+    s.pad_h = 5;
+    refuse_transposed(s, 0, AMP_ERR_SHAPE, "conv_transpose2d: the sides of a 4x4 input's output are not within 1..2^31-1");
+    s.pad_h = s.pad_w = INT_MAX;
+    refuse_transposed(s, 0, AMP_ERR_SHAPE, "conv_transpose2d: the sides of a 4x4 input's output are not within 1..2^31-1");
+    s = shape_of(1, 2, INT_MAX, INT_MAX, 2, INT_MAX, INT_MAX, INT_MAX, INT_MAX, 0, 0, INT_MAX, INT_MAX, 1);
+    refuse_transposed(s, INT_MAX - 1, AMP_ERR_SHAPE,
+        "conv_transpose2d: the sides of a 2147483647x2147483647 input's output are not within 1..2^31-1");
+    s = shape_of(1, 2, 4, 4, 2, 3, 3, 2, 2, 0, 0, 1, 1, 1);
+    s.output_pad_h = 1;
+    refuse_shape(s, AMP_ERR_DESC, "conv2d: output_pad 1x0 is for transposed convolutions");
+    s.output_pad_h = 0;
+    memset(&e, 0, sizeof e);
+    e.logger = &LISTENER;
+    for (i = 0; i < 200; i++) y[i] = 7;
+    check_refused(amp_conv_transpose2d_forward(&s, AMP_NONE, amp_f32(x), AMP_NONE, amp_f32(y), &e), AMP_ERR_ARGUMENT,
+                  "conv_transpose2d: x is NULL, but it has 1 x 32 elements");
+    check_refused(amp_conv_transpose2d_forward(&s, amp_f32(x), AMP_NONE, AMP_NONE, amp_f32(y), &e), AMP_ERR_ARGUMENT,
+                  "conv_transpose2d: w is NULL, but it has 1 x 36 elements");
+    check_refused(amp_conv_transpose2d_backward(&s, amp_f32(x), amp_f32(x), amp_f32(y), AMP_NONE, AMP_NONE, amp_ref_of(y, AMP_F64),
+        0, &e), AMP_ERR_DTYPE, "conv_transpose2d backward: db has type f64 (4); it must be f32, f16 or bf16");
+    CHECK(amp_conv_transpose2d_forward(NULL, amp_f32(x), amp_f32(x), AMP_NONE, amp_f32(y), NULL) == AMP_ERR_ARGUMENT);
+    for (i = 0; i < 200; i++) CHECK(y[i] == 7);
 }
 
 /* Each phase of so large a stride meets a kernel position or none: none may take the time to look at all of them. */
@@ -926,7 +1076,9 @@ int main(int argc, char** argv) {
     TEST(test_direct_zeros);
     TEST(test_single_gradients);
     TEST(test_error_bound);
+    TEST(test_transposed);
     TEST(test_refused_shapes);
+    TEST(test_refused_transposed);
     TEST(test_large_strides);
     TEST(test_refused_calls);
     TEST(test_exceptions);

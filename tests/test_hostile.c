@@ -92,7 +92,7 @@ static void convert_desc_fields(void) {
 }
 
 static amp_conv2d_shape conv_shape(void) {
-    amp_conv2d_shape s = { 1, 2, 5, 5, 2, 3, 3, 1, 1, 1, 1, 1, 1, 1, 0, 0 };
+    amp_conv2d_shape s = { 1, 2, 5, 5, 2, 3, 3, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0 };
     return s;
 }
 static void conv_shape_fields(void) {
@@ -124,7 +124,7 @@ static void conv_shape_fields(void) {
 static void pool_shape_fields(void) {
 #define S(field, v) INT(amp_pool2d_shape, field, v)
     static const bad list[] = {
-        S(kind, -1), S(kind, 2), S(n, 0), S(n, INT_MIN), S(channels, 0), S(channels, -1), S(height, 0), S(height, -1),
+        S(kind, -1), S(kind, 3), S(n, 0), S(n, INT_MIN), S(channels, 0), S(channels, -1), S(height, 0), S(height, -1),
         S(height, INT_MAX), S(width, 0), S(width, INT_MIN), S(width, INT_MAX), S(kernel_h, 0), S(kernel_h, -1),
         S(kernel_h, 7), S(kernel_w, 0), S(kernel_w, INT_MAX), S(stride_h, -1), S(stride_w, INT_MIN), S(pad_h, -1),
         S(pad_h, 2), S(pad_w, -1), S(pad_w, INT_MAX)
@@ -409,12 +409,13 @@ static void layer_fields(void) {
         C(out_channels, 0), C(out_channels, -1), C(out_channels, INT_MAX), C(kernel, 0), C(kernel, -1), C(kernel, INT_MAX),
         C(kernel_h, -1), C(kernel_w, 7), C(stride, -1), C(stride_h, INT_MIN), C(pad, -1), C(pad, INT_MAX),
         C(pad_w, -1), C(dilation, -1), C(dilation, INT_MAX), C(dilation_w, -2), C(groups, -1), C(groups, 3), C(init, 4), C(init, -1),
+        C(output_pad, 1), C(output_pad_h, -1),
 #undef C
 #define C(field, v) { LINEAR, INT(amp_linear_desc, field, v) }
         C(out_features, 0), C(out_features, -1), C(out_features, INT_MIN), C(init, 4), C(init, -1),
 #undef C
 #define C(field, v) { POOL, INT(amp_pool2d_desc, field, v) }
-        C(kind, 2), C(kind, -1), C(kernel, 0), C(kernel, -1), C(kernel, INT_MAX), C(kernel_h, 7), C(kernel_w, -1), C(stride, -1),
+        C(kind, 3), C(kind, -1), C(kernel, 0), C(kernel, -1), C(kernel, INT_MAX), C(kernel_h, 7), C(kernel_w, -1), C(stride, -1),
         C(stride_w, INT_MIN), C(pad, -1), C(pad, 2), C(pad_h, INT_MAX),
 #undef C
         { NORM, FLT(amp_norm_desc, eps, -1) }, { NORM, FLT(amp_norm_desc, eps, 2) }, { NORM, FLT(amp_norm_desc, momentum, 1.5) },
@@ -486,6 +487,11 @@ static void null_operands(void) {
         REFUSED(AMP_ERR_ARGUMENT, "conv2d", amp_conv2d_forward(&c, amp_ref_of(N(0, x), T),
             amp_ref_of(N(1, y), T), AMP_NONE, amp_ref_of(N(2, z), T), &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "conv2d backward", amp_conv2d_backward(&c,
+            amp_ref_of(N(0, x), T), amp_ref_of(N(1, x), T), amp_ref_of(N(2, y), T),
+            amp_ref_of(z, T), amp_ref_of(z + 100, T), amp_ref_of(z + 200, T), 0, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "transposed", amp_conv_transpose2d_forward(&c,
+            amp_ref_of(N(0, x), T), amp_ref_of(N(1, y), T), AMP_NONE, amp_ref_of(N(2, z), T), &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "transposed backward", amp_conv_transpose2d_backward(&c,
             amp_ref_of(N(0, x), T), amp_ref_of(N(1, x), T), amp_ref_of(N(2, y), T),
             amp_ref_of(z, T), amp_ref_of(z + 100, T), amp_ref_of(z + 200, T), 0, &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "add", amp_add_forward(amp_ref_of(N(0, x), T),
@@ -825,13 +831,23 @@ static amp_result call_linear_backward(void* const* p) {
         amp_ref_of(p[3], T), amp_ref_of(p[4], T), amp_ref_of(p[5], T), 0, 3, 4, 5, &quiet);
 }
 static amp_result call_conv(void* const* p) {
-    const amp_conv2d_shape s = { 2, 3, 5, 5, 4, 3, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0 };
+    const amp_conv2d_shape s = { 2, 3, 5, 5, 4, 3, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 };
     return amp_conv2d_forward(&s, amp_ref_of(p[0], T), amp_ref_of(p[1], T), amp_ref_of(p[2], T),
         amp_ref_of(p[3], T), &quiet);
 }
 static amp_result call_conv_backward(void* const* p) {
-    const amp_conv2d_shape s = { 2, 3, 5, 5, 4, 3, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0 };
+    const amp_conv2d_shape s = { 2, 3, 5, 5, 4, 3, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 };
     return amp_conv2d_backward(&s, amp_ref_of(p[0], T), amp_ref_of(p[1], T), amp_ref_of(p[2], T),
+        amp_ref_of(p[3], T), amp_ref_of(p[4], T), amp_ref_of(p[5], T), 0, &quiet);
+}
+static amp_result call_transposed(void* const* p) {
+    const amp_conv2d_shape s = { 1, 3, 3, 3, 4, 3, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 };
+    return amp_conv_transpose2d_forward(&s, amp_ref_of(p[0], T), amp_ref_of(p[1], T), amp_ref_of(p[2], T),
+        amp_ref_of(p[3], T), &quiet);
+}
+static amp_result call_transposed_backward(void* const* p) {
+    const amp_conv2d_shape s = { 1, 3, 3, 3, 4, 3, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 };
+    return amp_conv_transpose2d_backward(&s, amp_ref_of(p[0], T), amp_ref_of(p[1], T), amp_ref_of(p[2], T),
         amp_ref_of(p[3], T), amp_ref_of(p[4], T), amp_ref_of(p[5], T), 0, &quiet);
 }
 static amp_result call_pool(void* const* p) {
@@ -930,6 +946,8 @@ static const overlap_case overlap_cases[] = {
     { "linear backward", call_linear_backward, { 60, 48, 80, 48, 80, 20 }, 0x38u, { -1 } },
     { "conv2d", call_conv, { 600, 432, 16, 288 }, 8u, { -1 } },
     { "conv2d backward", call_conv_backward, { 288, 600, 432, 600, 432, 16 }, 0x38u, { -1 } },
+    { "transposed", call_transposed, { 108, 432, 16, 400 }, 8u, { -1 } },
+    { "transposed backward", call_transposed_backward, { 400, 108, 432, 108, 432, 16 }, 0x38u, { -1 } },
     { "pool2d", call_pool, { 864, 216 }, 2u, { -1 } },
     { "pool2d backward", call_pool_backward, { 216, 864, 864 }, 4u, { -1 } },
     { "batch norm", call_batch_norm, { 96, 12, 12, 12, 12, 12, 12, 96 }, 0xf8u, { -1 } },
@@ -1328,7 +1346,7 @@ static void flushed_subnormals(void) { TEST_SKIP("no MXCSR here"); }
     } while (0)
 static float wide[4][64 * 1024];
 static void upper_halves_of_products(amp_dtype t) {
-    static const amp_conv2d_shape s = { 2, 32, 12, 12, 32, 3, 3, 1, 1, 1, 1, 1, 1, 1, 0, 0 };
+    static const amp_conv2d_shape s = { 2, 32, 12, 12, 32, 3, 3, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0 };
     static float room[1024 * 1024];
     amp_exec exec;
     int sums;

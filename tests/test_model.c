@@ -58,7 +58,7 @@ static int net_node(amp_op op, int a, int b, int c, int h, int w, amp_value v) {
     n->op = op; n->in[0] = a; n->in[1] = b; n->inputs = (a >= 0) + (b >= 0);
     n->c = c; n->h = h; n->w = w; n->v = v;
     n->weight = n->bias = -1;
-    if (op == AMP_OP_CONV2D || op == AMP_OP_LINEAR || op == AMP_OP_BATCH_NORM || op == AMP_OP_LAYER_NORM) {
+    if (op == AMP_OP_CONV2D || op == AMP_OP_CONV_TRANSPOSE2D || op == AMP_OP_LINEAR || op == AMP_OP_BATCH_NORM || op == AMP_OP_LAYER_NORM) {
         n->weight = net_params++;
         n->bias = net_params++;
     }
@@ -81,6 +81,16 @@ static int b_conv(int x, int out, int kernel, int stride, int pad, int dilation,
                  amp_conv2d_with(net_model, net[x].v, &d));
     net[i].kernel = kernel; net[i].stride = stride; net[i].pad = pad; net[i].dilation = dilation; net[i].groups = groups;
     if (no_bias) { net[i].bias = -1; net_params--; }
+    return i;
+}
+static int b_transposed(int x, int out, int kernel, int stride, int pad, int groups, int output_pad) {
+    amp_conv2d_desc d;
+    int i;
+    memset(&d, 0, sizeof d);
+    d.out_channels = out; d.kernel = kernel; d.stride = stride; d.pad = pad; d.groups = groups; d.output_pad = output_pad;
+    i = net_node(AMP_OP_CONV_TRANSPOSE2D, x, -1, out, (net[x].h - 1) * stride - 2 * pad + kernel + output_pad,
+                 (net[x].w - 1) * stride - 2 * pad + kernel + output_pad, amp_conv_transpose2d_with(net_model, net[x].v, &d));
+    net[i].kernel = kernel; net[i].stride = stride; net[i].pad = pad; net[i].dilation = 1; net[i].groups = groups;
     return i;
 }
 static int b_linear(int x, int out) {
@@ -212,19 +222,23 @@ static void net_free(void) {
 /* f(position in x, position in w, position in y) for every product of a convolution. */
 typedef void (*conv_term)(const node* n, size_t x, size_t w, size_t y);
 static void conv_each(const node* n, conv_term f) {
-    const node* in = &net[n->in[0]];
-    int b, o, c, y, x, i, j, cg = in->c / n->groups, og = n->c / n->groups;
+    /* A transposed one scatters from its input: windows are around pixels of the input, and see those of the output. */
+    const int transposed = n->op == AMP_OP_CONV_TRANSPOSE2D;
+    const node *of = transposed ? &net[n->in[0]] : n, *in = transposed ? n : &net[n->in[0]];
+    int b, o, c, y, x, i, j, cg = in->c / n->groups, og = of->c / n->groups;
     for (b = 0; b < net_batch; b++)
-        for (o = 0; o < n->c; o++)
-            for (y = 0; y < n->h; y++)
-                for (x = 0; x < n->w; x++)
+        for (o = 0; o < of->c; o++)
+            for (y = 0; y < of->h; y++)
+                for (x = 0; x < of->w; x++)
                     for (c = 0; c < cg; c++)
                         for (i = 0; i < n->kernel; i++)
                             for (j = 0; j < n->kernel; j++) {
                                 int iy = y * n->stride - n->pad + i * n->dilation, ix = x * n->stride - n->pad + j * n->dilation;
+                                size_t seen = (size_t)(((b * in->c + o / og * cg + c) * in->h + iy) * in->w + ix);
+                                size_t window = (size_t)(((b * of->c + o) * of->h + y) * of->w + x);
                                 if (iy < 0 || iy >= in->h || ix < 0 || ix >= in->w) continue;
-                                f(n, (size_t)(((b * in->c + o / og * cg + c) * in->h + iy) * in->w + ix),
-                                  (size_t)(((o * cg + c) * n->kernel + i) * n->kernel + j), (size_t)(((b * n->c + o) * n->h + y) * n->w + x));
+                                f(n, transposed ? window : seen, (size_t)(((o * cg + c) * n->kernel + i) * n->kernel + j),
+                                  transposed ? seen : window);
                             }
 }
 static void conv_forward_term(const node* n, size_t x, size_t w, size_t y) {
@@ -383,7 +397,7 @@ static double net_forward(const amp_batch* batch, int training) {
             for (k = 0; k < features(&net[n->in[j]]) * (size_t)net_batch; k++) n->x[j][k] = rounded(net[n->in[j]].y[k], l->compute_dtype);
         switch (n->op) {
             case AMP_OP_INPUT: for (k = 0; k < total; k++) n->y[k] = (double)((const float*)batch->inputs[n->index])[k]; break;
-            case AMP_OP_CONV2D: conv_forward(n); break;
+            case AMP_OP_CONV2D: case AMP_OP_CONV_TRANSPOSE2D: conv_forward(n); break;
             case AMP_OP_LINEAR: linear_forward(n); break;
             case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D: pool_run(n, NULL); break;
             case AMP_OP_UPSAMPLE: upsample_run(n, NULL); break;
@@ -484,7 +498,7 @@ static void net_backward(const amp_batch* batch, double scale) {
         for (j = 0; j < n->inputs; j++) dx[j] = zeros(features(&net[n->in[j]]) * (size_t)net_batch);
         switch (n->op) {
             case AMP_OP_INPUT: break;
-            case AMP_OP_CONV2D:
+            case AMP_OP_CONV2D: case AMP_OP_CONV_TRANSPOSE2D:
                 conv_dx = dx[0];
                 conv_each(n, conv_backward_term);
                 for (k = 0; n->bias >= 0 && k < total; k++) param_grad[n->bias][k / area % (size_t)n->c] += n->dy[k];
@@ -739,6 +753,8 @@ static int random_layer(void) {
     int pad = (int)(test_random() % 2), groups = net[x].c % 2 == 0 && test_random() % 3 == 0 ? 2 : 1;
     if (kernel > small + 2 * pad) kernel = 1;
     if (kind < 3) return b_same(x, same[test_random() % (sizeof same / sizeof *same)]);
+    if (kind == 5 && kernel > 1 && features(&net[x]) < 100)
+        return b_transposed(x, out, kernel, stride, 0, groups, stride - 1);
     if (kind < 6) return b_conv(x, out, kernel, stride, pad, 1, groups, test_random() % 4 == 0);
     if (kind == 6) return b_norm(x, AMP_OP_BATCH_NORM, 0.25f);
     if (kind == 7) return b_norm(x, AMP_OP_LAYER_NORM, 0.25f);
@@ -895,6 +911,7 @@ static amp_value layer_with_op(amp_model* m, amp_op op, amp_value x) {
 #undef X
         case AMP_OP_INPUT: return amp_add(m, x, amp_input(m, 2, 4, 4));
         case AMP_OP_CONV2D: return conv(m, x, 3, 3, 1, 1);
+        case AMP_OP_CONV_TRANSPOSE2D: return amp_conv_transpose2d(m, x, 3, 4, 2, 1);
         case AMP_OP_LINEAR: return amp_linear(m, x, 5);
         case AMP_OP_MAX_POOL2D: return amp_max_pool2d(m, x, 2);
         case AMP_OP_AVG_POOL2D: return amp_avg_pool2d(m, x, 2);
@@ -1075,6 +1092,13 @@ static void e_linear_null(amp_model* m, amp_value x) { amp_linear_with(m, x, NUL
 static void e_linear_init(amp_model* m, amp_value x) { linear_init(m, x, 4, 9); }
 static void e_dropout_one(amp_model* m, amp_value x) { amp_dropout(m, x, 1.0f); }
 static void e_dropout_negative(amp_model* m, amp_value x) { amp_dropout(m, x, -0.1f); }
+static void e_transposed_pad(amp_model* m, amp_value x) { amp_conv_transpose2d(m, x, 4, 3, 2, 9); }
+static void e_output_pad(amp_model* m, amp_value x) {
+    amp_conv2d_desc d;
+    memset(&d, 0, sizeof d);
+    d.out_channels = 4; d.kernel = 3; d.stride = 2; d.output_pad = 2;
+    amp_conv_transpose2d_with(m, x, &d);
+}
 static void e_upsample_zero(amp_model* m, amp_value x) { amp_upsample(m, x, 0); }
 static void e_upsample_huge(amp_model* m, amp_value x) { amp_upsample(m, x, 400000000); }
 static void e_upsample_large(amp_model* m, amp_value x) { amp_upsample(m, x, 9000); }
@@ -1156,6 +1180,8 @@ static const struct { mistake make; amp_result code; const char* word; const cha
     { e_linear_negative, AMP_ERR_DESC, "-5", "photo" },      { e_linear_huge, AMP_ERR_DESC, "2147483647", "linear1" },
     { e_linear_null, AMP_ERR_DESC, "desc is NULL", "photo" },     { e_linear_init, AMP_ERR_DESC, "init 9", "photo" },
     { e_dropout_one, AMP_ERR_DESC, "dropout", "1" },         { e_dropout_negative, AMP_ERR_DESC, "dropout", "-0.1" },
+    { e_transposed_pad, AMP_ERR_SHAPE, "conv_transpose2d", "1..2^31-1" },
+    { e_output_pad, AMP_ERR_DESC, "output_pad 2x2", "stride, 2x2" },
     { e_upsample_zero, AMP_ERR_DESC, "upsample", "factor 0" },
     { e_upsample_huge, AMP_ERR_DESC, "upsample", "factor 400000000" },
     { e_upsample_large, AMP_ERR_SHAPE, "upsample", "2^31" },

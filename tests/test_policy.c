@@ -65,7 +65,8 @@ static const struct { amp_op op; const char* name; const char* rules; } table[] 
     { AMP_OP_MUL,                   "mul",                   "FPLL" },
     { AMP_OP_UPSAMPLE,              "upsample",              "F.LL" },
     { AMP_OP_CUSTOM,                "custom",                "FFFL" },
-    { AMP_OP_MEAN,                  "mean",                  "FFFF" }
+    { AMP_OP_MEAN,                  "mean",                  "FFFF" },
+    { AMP_OP_CONV_TRANSPOSE2D,      "conv_transpose2d",      "FLLL" }
 };
 enum { OPS = sizeof table / sizeof *table };
 
@@ -105,10 +106,10 @@ static void test_no_desc_is_O0(void) {
 }
 
 /* What each system puts where, as its documents say it: one letter per operator of `table`, G = gray.
-   MindSpore 2.10, mindspore.amp.auto_mixed_precision: the white list of O1 has Conv2d, Dense and ReLU of these operators,
+   MindSpore 2.10, mindspore.amp.auto_mixed_precision: the white list of O1 has Conv2d, its transpose, Dense and ReLU of these,
    the black list of O2 BatchNorm and LayerNorm; the loss of build_train_network is FP32; O3 converts all operators, and
    parameters stay FP32 in each level (seen in 2.10: to_float casts per cell).
-   Apex, final version, apex/amp/lists and frontend.py: O1 has linear and conv2d in half, softmax, gelu, layer_norm,
+   Apex, final version, apex/amp/lists and frontend.py: O1 has linear, conv2d and its transpose in half, softmax, gelu, layer_norm,
    interpolate and the losses in FP32, add and cat promote; O2 keeps nothing but batch norm in FP32, O3 nothing.
    NNabla 1.39, tutorial "Mixed Precision Training", type_config="half": everything in half but SoftMax and the losses;
    statistics of norms are FP32 inside.
@@ -118,19 +119,19 @@ static void test_no_desc_is_O0(void) {
 static const struct {
     amp_style style; const char* name; int level; const char* rules; int cast_back, masters;
 } styles[] = {
-    /*                                   i c l m a b l r g t s s d a c f x m b g s h l m u c m */
-    { AMP_STYLE_PYTORCH,   "pytorch", 1,   ". L L . . . F . . . . F . P P . F F F . . . . P . F F", 0, 1 },
-    { AMP_STYLE_PYTORCH,   "pytorch", 2,   ". L L L L F F L L L L L L L L . F F F L L L L L L F F", 0, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 1, ". L L . . . F L . . . F . P P . F F F . . . . P . F F", 1, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 2, ". L L L L F F L L L L L L L L . F F F L L L L L L F F", 0, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 3, ". L L L L L L L L L L L L L L . F F F L L L L L L L F", 0, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 0, ". F F F F F F F F F F F F F F . F F F F F F F F F F F", 0, 1 },
-    { AMP_STYLE_APEX,      "apex", 1,      ". L L . . . F . F . . F . P P . F F F F . . . P F F F", 0, 1 },
-    { AMP_STYLE_APEX,      "apex", 2,      ". L L L L F L L L L L L L L L . F F F L L L L L L F F", 0, 1 },
-    { AMP_STYLE_APEX,      "apex", 3,      ". L L L L L L L L L L L L L L . F F F L L L L L L L F", 0, 0 },
-    { AMP_STYLE_NNABLA,    "nnabla", 2,    ". L L L L L L L L L L F L L L . F F F L L L L L L F F", 0, 1 },
-    { AMP_STYLE_ONEFLOW,   "oneflow", 1,   ". L L . G G G . G G G G G G . . F F F G G F F G . F F", 0, 1 },
-    { AMP_STYLE_ONEFLOW,   "oneflow", 0,   ". F F F F F F F F F F F F F F . F F F F F F F F F F F", 0, 1 },
+    /*                                   i c l m a b l r g t s s d a c f x m b g s h l m u c m t */
+    { AMP_STYLE_PYTORCH,   "pytorch", 1,   ". L L . . . F . . . . F . P P . F F F . . . . P . F F L", 0, 1 },
+    { AMP_STYLE_PYTORCH,   "pytorch", 2,   ". L L L L F F L L L L L L L L . F F F L L L L L L F F L", 0, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 1, ". L L . . . F L . . . F . P P . F F F . . . . P . F F L", 1, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 2, ". L L L L F F L L L L L L L L . F F F L L L L L L F F L", 0, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 3, ". L L L L L L L L L L L L L L . F F F L L L L L L L F L", 0, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 0, ". F F F F F F F F F F F F F F . F F F F F F F F F F F F", 0, 1 },
+    { AMP_STYLE_APEX,      "apex", 1,      ". L L . . . F . F . . F . P P . F F F F . . . P F F F L", 0, 1 },
+    { AMP_STYLE_APEX,      "apex", 2,      ". L L L L F L L L L L L L L L . F F F L L L L L L F F L", 0, 1 },
+    { AMP_STYLE_APEX,      "apex", 3,      ". L L L L L L L L L L L L L L . F F F L L L L L L L F L", 0, 0 },
+    { AMP_STYLE_NNABLA,    "nnabla", 2,    ". L L L L L L L L L L F L L L . F F F L L L L L L F F L", 0, 1 },
+    { AMP_STYLE_ONEFLOW,   "oneflow", 1,   ". L L . G G G . G G G G G G . . F F F G G F F G . F F F", 0, 1 },
+    { AMP_STYLE_ONEFLOW,   "oneflow", 0,   ". F F F F F F F F F F F F F F . F F F F F F F F F F F F", 0, 1 },
 };
 
 static void test_styles(void) {
@@ -301,15 +302,15 @@ static void test_lists_out(void) {
     amp_policy p = policy_of(level_desc(AMP_O1)), before = p;
     amp_op out[AMP_OP_COUNT];
     int n = amp_policy_white_list(&p, out, AMP_OP_COUNT);
-    CHECK(n == 2 && out[0] == AMP_OP_CONV2D && out[1] == AMP_OP_LINEAR);
+    CHECK(n == 3 && out[0] == AMP_OP_CONV2D && out[1] == AMP_OP_LINEAR && out[2] == AMP_OP_CONV_TRANSPOSE2D);
     out[0] = AMP_OP_MSE;
     CHECK(memcmp(&p, &before, sizeof p) == 0);
     n = amp_policy_black_list(&p, out, AMP_OP_COUNT);
     CHECK(n == 7 && out[0] == AMP_OP_LAYER_NORM && out[1] == AMP_OP_SOFTMAX && out[4] == AMP_OP_BCE_WITH_LOGITS
         && out[5] == AMP_OP_CUSTOM && out[6] == AMP_OP_MEAN);
     out[1] = AMP_OP_RELU;
-    CHECK(amp_policy_white_list(&p, out, 1) == 2 && out[0] == AMP_OP_CONV2D && out[1] == AMP_OP_RELU);
-    CHECK(amp_policy_white_list(&p, NULL, 0) == 2);
+    CHECK(amp_policy_white_list(&p, out, 1) == 3 && out[0] == AMP_OP_CONV2D && out[1] == AMP_OP_RELU);
+    CHECK(amp_policy_white_list(&p, NULL, 0) == 3);
     CHECK(amp_policy_white_list(NULL, out, 1) == 0);
     CHECK(amp_policy_black_list(NULL, out, 1) == 0);
 }

@@ -11,7 +11,7 @@ struct Types { amp_dtype act, weight, grad; };
 
 static amp_conv2d_shape shape_of(const int* z) {
     amp_conv2d_shape s = { z[0], z[1], z[2],  z[3],  z[4],  z[5],  z[6], z[7],
-                           z[8], z[9], z[10], z[11], z[12], z[13], 0,    0 };
+                           z[8], z[9], z[10], z[11], z[12], z[13], 0,    0,    0,    0 };
     return s;
 }
 
@@ -197,6 +197,53 @@ static void test_random_convolutions() {
         Conv c(shape, { t, t, TYPES[test_random() % 3] }, WHOLE);
         check_bits(c, 7, i & 1, i % 3 != 0, 0);
     }
+}
+
+/* The transposed convolution from c's y to its x: reads dy, x where c's dy, x are read as x, dy; has the CPU's bits. */
+static void check_transposed(Conv& c, int accumulate, bool bias, size_t workspace) {
+    const size_t channels = (size_t)c.shape.channels;
+    amp_exec e = quiet_exec();
+    Workspace w(&e, workspace, 0);
+    Array b(c.t.weight, channels, false, 1), db(c.t.grad, channels, true, 0);
+    Array* outputs[] = { &c.dx, &c.y, &c.dw, &db };
+    amp_conv2d_shape s = c.z.s;
+    int oh, ow;
+    const int end_h = c.shape.pad_end_h ? std::max(c.shape.pad_end_h, 0) : s.pad_h;
+    const int end_w = c.shape.pad_end_w ? std::max(c.shape.pad_end_w, 0) : s.pad_w;
+    s.channels = c.shape.out_channels; s.out_channels = c.shape.channels;
+    s.height = c.z.oh; s.width = c.z.ow;
+    s.output_pad_h = (c.shape.height + s.pad_h + end_h - s.dilation_h * (s.kernel_h - 1) - 1) % s.stride_h;
+    s.output_pad_w = (c.shape.width + s.pad_w + end_w - s.dilation_w * (s.kernel_w - 1) - 1) % s.stride_w;
+    CHECK(amp_conv_transpose2d_output(&s, &oh, &ow, nullptr) == AMP_OK && oh == c.shape.height && ow == c.shape.width);
+    b.fill(channels, WHOLE);
+    b.upload();
+    c.y.fill(c.z.y, WHOLE);
+    c.dw.fill(c.z.w, WHOLE);
+    db.fill(channels, WHOLE);
+    for (Array* a : outputs) a->upload();
+    CHECK(cuda->conv_transpose2d_forward(&s, amp_ref_of(c.dy.there(), c.dy.type), amp_ref_of(c.w.there(), c.w.type),
+        amp_ref_of(bias ? b.there() : nullptr, b.type), amp_ref_of(c.dx.there(), c.dx.type), &e) == AMP_OK);
+    CHECK(cuda->conv_transpose2d_backward(&s, amp_ref_of(c.x.there(), c.x.type), amp_ref_of(c.dy.there(), c.dy.type),
+        amp_ref_of(c.w.there(), c.w.type), amp_ref_of(c.y.there(), c.y.type), amp_ref_of(c.dw.there(), c.dw.type),
+        amp_ref_of(db.there(), db.type), accumulate, &e) == AMP_OK);
+    CHECK(amp_cuda_synchronize(&e) == AMP_OK);
+    CHECK(amp_conv_transpose2d_forward(&s, amp_ref_of(c.dy.here(), c.dy.type), amp_ref_of(c.w.here(), c.w.type),
+        amp_ref_of(bias ? b.here() : nullptr, b.type), amp_ref_of(c.dx.here(), c.dx.type), nullptr) == AMP_OK);
+    CHECK(amp_conv_transpose2d_backward(&s, amp_ref_of(c.x.here(), c.x.type), amp_ref_of(c.dy.here(), c.dy.type),
+        amp_ref_of(c.w.here(), c.w.type), amp_ref_of(c.y.here(), c.y.type), amp_ref_of(c.dw.here(), c.dw.type),
+        amp_ref_of(db.here(), db.type), accumulate, nullptr) == AMP_OK);
+    check_array(c.dx, c.dx.host, "transposed y", c);
+    check_array(c.y, c.y.host, "transposed dx", c);
+    check_array(c.dw, c.dw.host, "transposed dw", c);
+    check_array(db, db.host, "transposed db", c);
+}
+static void test_transposed() {
+    for (unsigned i = 0; i < SHAPE_COUNT; i++)
+        for (unsigned t = 0; t < 3; t++) {
+            Conv c(shape_of(SHAPES[i]), { TYPES[t], TYPES[(t + i / 2 % 2) % 3], TYPES[(t + i) % 3] }, WHOLE, i % 4 == 1);
+            check_transposed(c, i % 3 == t ? 0 : AMP_ACCUMULATE_PARAMS | AMP_ACCUMULATE_INPUT, (i + t) % 4 != 0,
+                             i & 1 ? cuda->conv2d_workspace(&c.shape) : 0);
+        }
 }
 
 /* The layers of LeNet-5 and the kinds of a small ResNet, narrow. */
@@ -751,6 +798,7 @@ int main(int argc, char** argv) {
     TEST(test_shapes);
     TEST(test_type_mixes);
     TEST(test_random_convolutions);
+    TEST(test_transposed);
     TEST(test_networks);
     TEST(test_defaults);
     TEST(test_single_gradients);

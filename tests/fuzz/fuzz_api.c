@@ -893,7 +893,8 @@ static amp_value add_conv(amp_model* m) {
     if (byte() >= 200) d.groups = number(0, 3);
     d.no_bias = number(0, 2);
     d.init = (amp_init)number(0, 4);
-    return amp_conv2d_with(m, some_value(), byte() >= 254 ? NULL : &d);
+    if (byte() >= 192) d.output_pad = number(0, 2);
+    return (d.output_pad ? amp_conv_transpose2d_with : amp_conv2d_with)(m, some_value(), byte() >= 254 ? NULL : &d);
 }
 static amp_value add_pool(amp_model* m) {
     amp_pool2d_desc d;

@@ -30,7 +30,7 @@ rng = np.random.default_rng(20)
 class Conv(ctypes.Structure):
     _fields_ = [(k, ctypes.c_int) for k in (
         "n channels height width out_channels kernel_h kernel_w stride_h stride_w pad_h pad_w "
-        "dilation_h dilation_w groups pad_end_h pad_end_w").split()]
+        "dilation_h dilation_w groups pad_end_h pad_end_w output_pad_h output_pad_w").split()]
 
 
 class Gemm(ctypes.Structure):
@@ -87,7 +87,8 @@ def enum(v):
 # 0 and f an argument left at 0, . any other.
 FORMS = {
     "gemm": "..rr.r.", "linear_forward": "rrrr....", "linear_backward": "rrrrrr.....",
-    "conv2d_forward": ".rrrr.", "conv2d_backward": ".rrrrrr..", "pool2d_forward": ".rr.", "pool2d_backward": ".rrr0.",
+    "conv2d_forward": ".rrrr.", "conv2d_backward": ".rrrrrr..",
+    "conv_transpose2d_forward": ".rrrr.", "conv_transpose2d_backward": ".rrrrrr..", "pool2d_forward": ".rr.", "pool2d_backward": ".rrr0.",
     "batch_norm_forward": "..rg....r.", "batch_norm_backward": ".rrr..rg..", "layer_norm_forward": "rg...r...",
     "layer_norm_backward": "rrrf..rg....", "activation_forward": ".rr..", "activation_backward": ".rrr0..",
     "leaky_relu_forward": "rr...", "leaky_relu_backward": "rrr0...",
@@ -226,6 +227,31 @@ def test_conv2d():
         for name, got, j, k, dt in [("y", y, 0, c // g * kh * kw, F32), ("dx", dx, 1, o // g * kh * kw, t),
                                     ("dw", dw, 2, pixels, F32), ("db", db, 3, pixels, F32)]:
             both("conv2d %s" % name, got, ref[j], ref32[j], (k + 2) * U * size[j], dt)
+
+
+def test_conv_transpose2d():
+    for case in [(2, 3, 4, 5, 6, 4, 4, 2, 2, 1, 1, 1, 1, 1, 0, 0), (1, 32, 7, 7, 16, 3, 3, 2, 2, 1, 1, 1, 1, 1, 1, 1),
+                 (2, 4, 3, 3, 4, 1, 1, 2, 3, 0, 0, 1, 1, 1, 1, 2), (2, 24, 6, 9, 24, 3, 3, 2, 2, 1, 1, 1, 1, 24, 1, 1),
+                 (1, 6, 4, 4, 3, 3, 2, 1, 1, 0, 0, 2, 3, 3, 0, 0), (8, 100, 1, 1, 64, 4, 4, 1, 1, 0, 0, 1, 1, 1, 0, 0)]:
+        n, c, h, w, o, kh, kw, sh, sw, ph, pw, dh, dw, g, oph, opw = case
+        for t in (F32, F16, BF16):
+            x, weight, b = normal(n, c, h, w, dtype=t), normal(c, o // g, kh, kw, dtype=t), normal(o, dtype=t)
+
+            def f(x, w, b):
+                return F.conv_transpose2d(x, w, b, (sh, sw), (ph, pw), (oph, opw), g, (dh, dw))
+            dy = normal(*f(x.double(), weight.double(), b.double()).shape, dtype=t)
+            shape = Conv(*case[:14], 0, 0, oph, opw)
+            height, width = ctypes.c_int(), ctypes.c_int()
+            lib.amp_conv_transpose2d_output(ctypes.byref(shape), ctypes.byref(height), ctypes.byref(width), None)
+            check("conv transpose size", torch.tensor([height.value, width.value]), torch.tensor(dy.shape[2:]), 0.0)
+            ref, size = gradients(f, (x, weight, b), dy), sizes(f, (x, weight, b), dy)
+            y, dx, dweight, db = empty(*dy.shape, dtype=t), empty(*x.shape, dtype=t), empty(*weight.shape), empty(o)
+            call("amp_conv_transpose2d_forward", shape, x, enum(t), weight, enum(t), b, enum(t), y, enum(t), None)
+            call("amp_conv_transpose2d_backward", shape, dy, enum(t), x, enum(t), weight, enum(t), dx, enum(t), dweight,
+                 enum(F32), db, enum(F32), enum(0), None)
+            for name, got, j, k, dt in [("y", y, 0, c // g * kh * kw, t), ("dx", dx, 1, o // g * kh * kw, t),
+                                        ("dw", dweight, 2, n * h * w, F32), ("db", db, 3, dy.numel() // o, F32)]:
+                check("conv transpose %s" % name, got, ref[j], (k + 2) * U * size[j], dtype=dt)
 
 
 # --- pooling and norms --------------------------------------------------------------------------
@@ -538,7 +564,7 @@ if __name__ == "__main__":
     lib = ctypes.CDLL(sys.argv[1])
     tests = [test_pool2d, test_upsample, test_batch_norm, test_layer_norm, test_activation, test_leaky_relu, test_mul,
              test_softmax, test_add_concat_dropout, test_losses]
-    for test in [test_gemm, test_linear, test_conv2d] + tests:
+    for test in [test_gemm, test_linear, test_conv2d, test_conv_transpose2d] + tests:
         if test in tests or hasattr(lib, "amp_gemm"):
             test()
     print("%d passed, %d failed" % (passed, failed))
