@@ -3,10 +3,12 @@
 
      make demo-mpi                      builds it, and runs it with 1 to 4 ranks
      mpirun -np 4 build/train_mpi [--level O0|O2] [--grads f32|f16|bf16] [--micro K] [--steps N] [--width N]
-                                  [--save PATH] [--overflow] [--die STEP] [--patience SECONDS]
+                                  [--layers N] [--bucket BYTES] [--trace] [--save PATH] [--overflow] [--die STEP]
+                                  [--patience SECONDS]
 
-   Option --overflow spoils two steps: all skip them alike. --die ends the last rank by a signal.
-   By hand:  mpicc -O2 -o train_mpi examples/train_mpi.c -lm
+   Option --overflow spoils two steps: all skip them alike. --die ends the last rank by a signal. --trace shows when
+   sums ran. --bucket 0 begins them all behind the backward pass.
+   By hand:  mpicc -O2 -pthread -o train_mpi examples/train_mpi.c -lm
 
    A sum of MPI_Allreduce has any order. Here each rank owns a chunk of the array: all send it their numbers
    (all-to-all), it adds them in FP32 in the order of the ranks, all get the sums (all-gather). A rank sends and
@@ -14,18 +16,32 @@
 
    Gradients of 16 bits are rounded once more than those of micro-batches: then the ranks are equal to each other only.
 
+   Sums begin while the backward pass still runs: a second thread makes them, bucket by bucket, as MPI makes little
+   progress outside of its own calls. The two threads take turns in calling MPI.
+
    When a process dies, OpenMPI 4.1 ends all others: mpirun sees it before them. Under `mpirun --enable-recovery` they
    live, but a collective call returns no error; it hangs. So calls are polled here, and fail after some seconds:
    amp_train_step returns AMP_ERR_COMM, and the logger of each rank says so. */
+#define _POSIX_C_SOURCE 200809L
 #define AMP_IMPLEMENTATION
 #include "../amp.h"
 #include <math.h>
 #include <mpi.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-enum { BATCH = 32, MAX_RANKS = 1024 };
+enum { BATCH = 32, MAX_RANKS = 1024, MAX_BUCKETS = 256 };
+
+/* A sum of gradients: what, and when it was started, was begun, and ended. */
+typedef struct bucket {
+    void* data;
+    amp_dtype dtype;
+    size_t count;
+    double started, begun, ended;
+} bucket;
 
 typedef struct ranks_state {
     int rank, size;
@@ -34,13 +50,25 @@ typedef struct ranks_state {
     char* parts;    /* the own chunk, of each rank */
     float* sum;     /* of them */
     size_t room;    /* bytes of each */
+    pthread_t thread;           /* it sums the buckets */
+    pthread_mutex_t lock;       /* of what follows */
+    pthread_cond_t changed;
+    bucket buckets[MAX_BUCKETS];
+    int count, summed, leaves;
+    amp_result result;
+    int trace;
+    double zero;                /* where a step begins */
 } ranks_state;
 
 /* Waits for a collective call that returned `code`; 0 if it failed, or is not through in time. */
 static int finished(const ranks_state* s, int code, MPI_Request* request) {
     const double end = MPI_Wtime() + s->patience;
     int done = 0;
-    while (code == MPI_SUCCESS && !done && MPI_Wtime() < end) code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
+    const struct timespec pause = { 0, 20000 };     /* without it there would be a processor less to compute */
+    while (code == MPI_SUCCESS && !done && MPI_Wtime() < end) {
+        code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
+        if (!done) nanosleep(&pause, NULL);
+    }
     return code == MPI_SUCCESS && done;
 }
 
@@ -86,6 +114,68 @@ static amp_result all_reduce_sum(void* data, amp_dtype dtype, size_t count, void
     return finished(s, code, &request) ? AMP_OK : AMP_ERR_COMM;
 }
 
+/* The second thread: sums buckets as they come. */
+static void* sum_buckets(void* user_data) {
+    ranks_state* s = (ranks_state*)user_data;
+    pthread_mutex_lock(&s->lock);
+    while (!s->leaves) {
+        bucket* b = &s->buckets[s->summed];
+        if (s->summed == s->count) {
+            pthread_cond_wait(&s->changed, &s->lock);
+            continue;
+        }
+        pthread_mutex_unlock(&s->lock);
+        b->begun = MPI_Wtime();
+        const amp_result r = s->result == AMP_OK ? all_reduce_sum(b->data, b->dtype, b->count, NULL, s) : s->result;
+        b->ended = MPI_Wtime();
+        pthread_mutex_lock(&s->lock);
+        s->result = r;
+        s->summed++;
+        pthread_cond_broadcast(&s->changed);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+/* The hook that begins a sum: hands a bucket to the second thread. */
+static amp_result start(void* data, amp_dtype dtype, size_t count, void* stream, void* user_data) {
+    ranks_state* s = (ranks_state*)user_data;
+    (void)stream;
+    if (s->count == MAX_BUCKETS) return AMP_ERR_COMM;
+    pthread_mutex_lock(&s->lock);
+    s->buckets[s->count++] = (bucket){ data, dtype, count, MPI_Wtime(), 0, 0 };
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+    return AMP_OK;
+}
+
+/* Prints the buckets of a step, in ms from its beginning, and how much of their time lay before the wait. */
+static void print_trace(const ranks_state* s, double waits) {
+    double all = 0, hidden = 0;
+    for (const bucket* b = s->buckets; b < s->buckets + s->count; b++) {
+        printf("bucket %2d  %7.1f KB  started %6.1f  summed %6.1f to %6.1f ms\n", (int)(b - s->buckets),
+               (double)(b->count * amp_dtype_size(b->dtype)) / 1e3, 1e3 * (b->started - s->zero),
+               1e3 * (b->begun - s->zero), 1e3 * (b->ended - s->zero));
+        all += b->ended - b->begun;
+        hidden += fmax(0, fmin(b->ended, waits) - b->begun);
+    }
+    printf("waits at %.1f ms: %.0f %% of the time of sums lay in the backward pass\n", 1e3 * (waits - s->zero),
+           100 * hidden / all);
+}
+
+/* The hook that waits for all sums that began. */
+static amp_result wait_for_sums(void* stream, void* user_data) {
+    ranks_state* s = (ranks_state*)user_data;
+    const double waits = MPI_Wtime();
+    (void)stream;
+    pthread_mutex_lock(&s->lock);
+    while (s->summed < s->count) pthread_cond_wait(&s->changed, &s->lock);
+    if (s->trace && s->rank == 0) print_trace(s, waits);
+    s->count = s->summed = 0;
+    pthread_mutex_unlock(&s->lock);
+    return s->result;
+}
+
 /* Batch number i of all: points, and whether they lie inside a circle. */
 static void make_batch(int i, float points[BATCH][2], int32_t inside[BATCH]) {
     for (int n = 0; n < BATCH; n++) {
@@ -109,24 +199,28 @@ static uint64_t hash_weights(amp_model* m) {
 int main(int argc, char** argv) {
     static float points[BATCH][2];
     static int32_t inside[BATCH];
-    ranks_state s = { .patience = 30 };
-    MPI_Init(&argc, &argv);
+    static ranks_state s = { .patience = 30, .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER };
+    int threads;
+    MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &threads);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     MPI_Comm_rank(MPI_COMM_WORLD, &s.rank);
     MPI_Comm_size(MPI_COMM_WORLD, &s.size);
     amp_level level = AMP_O2;
     amp_dtype grads = AMP_F32;
-    int micro = 1, steps = 200, width = 64, spoil = 0, die = -1;
+    int micro = 1, steps = 200, width = 64, layers = 1, spoil = 0, die = -1, least = 1 << 20;
     const char* path = NULL;
     for (int i = 1; i < argc; i++) {
         const char *word = argv[i], *value = i + 1 < argc ? argv[i + 1] : "";
         if (strcmp(word, "--overflow") == 0) { spoil = 1; continue; }
+        if (strcmp(word, "--trace") == 0) { s.trace = 1; continue; }
         if (strcmp(word, "--level") == 0) level = strcmp(value, "O0") ? AMP_O2 : AMP_O0;
         else if (strcmp(word, "--grads") == 0)
             grads = *value == 'b' ? AMP_BF16 : strcmp(value, "f16") ? AMP_F32 : AMP_F16;
         else if (strcmp(word, "--micro") == 0) micro = atoi(value);
         else if (strcmp(word, "--steps") == 0) steps = atoi(value);
         else if (strcmp(word, "--width") == 0) width = atoi(value);
+        else if (strcmp(word, "--layers") == 0) layers = atoi(value);
+        else if (strcmp(word, "--bucket") == 0) least = atoi(value);
         else if (strcmp(word, "--patience") == 0) s.patience = atof(value);
         else if (strcmp(word, "--die") == 0) die = atoi(value);
         else if (strcmp(word, "--save") == 0) path = value;
@@ -134,7 +228,12 @@ int main(int argc, char** argv) {
         i++;
     }
 
-    const amp_comm comm = { all_reduce_sum, s.rank, s.size, &s };
+    amp_comm comm = { .all_reduce_sum = all_reduce_sum, .rank = s.rank, .size = s.size, .user_data = &s };
+    if (least > 0 && threads >= MPI_THREAD_SERIALIZED && pthread_create(&s.thread, NULL, sum_buckets, &s) == 0) {
+        comm.start = start;
+        comm.wait = wait_for_sums;
+        comm.start_bytes = (size_t)least;
+    }
     amp_model* m = NULL;
     amp_step_info info = { 0 };
     amp_result r = amp_model_create(&m, &(amp_model_desc){ .batch = BATCH, .accumulate = micro, .comm = &comm,
@@ -142,7 +241,8 @@ int main(int argc, char** argv) {
         .optimizer = { .kind = AMP_ADAM, .lr = 0.01f } });
     if (r != AMP_OK) return MPI_Abort(MPI_COMM_WORLD, 1);
     amp_value x = amp_relu(m, amp_linear(m, amp_input(m, 2, 1, 1), width));
-    x = amp_dropout(m, amp_relu(m, amp_linear(m, x, width)), 0.1f);
+    for (int i = 0; i < layers; i++) x = amp_relu(m, amp_linear(m, x, width));
+    x = amp_dropout(m, x, 0.1f);
     amp_softmax_cross_entropy(m, amp_linear(m, x, 2));
     r = amp_model_finalize(m);
 
@@ -154,6 +254,7 @@ int main(int argc, char** argv) {
             const int number = (step * s.size + s.rank) * micro + i, last = (step + 1) * s.size * micro - 1;
             make_batch(number, points, inside);
             if (spoil && step == 15 && number == last) points[0][0] = INFINITY;  /* one batch of one rank */
+            s.zero = MPI_Wtime();
             r = amp_train_step(m, &(amp_batch){ .n = BATCH, .inputs = { points }, .targets = { inside } }, &info);
         }
         if (r == AMP_OK && s.rank == 0 && (step + 1) % 50 == 0)
@@ -166,6 +267,13 @@ int main(int argc, char** argv) {
         printf("weights %016llx  steps %d  skipped %d  rank %d of %d\n", (unsigned long long)hash_weights(m),
                (int)info.step, (int)info.skipped, s.rank, s.size);
     amp_model_destroy(m);
+    if (comm.start) {
+        pthread_mutex_lock(&s.lock);
+        s.leaves = 1;
+        pthread_cond_broadcast(&s.changed);
+        pthread_mutex_unlock(&s.lock);
+        pthread_join(s.thread, NULL);
+    }
     free(s.parts);
     free(s.sum);
     if (r != AMP_OK) {
