@@ -22,7 +22,7 @@ ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS)),0)
 MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 2)
 endif
 
-.PHONY: all demo lessons lesson grade slides examples test test-bits test-avx512 bench bench-quick bench-old budget bench-counts coverage mutants mutants-emu check test-emu
+.PHONY: all demo lessons lessons-web lesson grade slides examples test test-bits test-avx512 bench bench-quick bench-old budget bench-counts coverage mutants mutants-emu check test-emu
 .PHONY: cuda cuda-report test-cuda bench-cuda demo-cuda demo-mpi clean help
 all: examples demo-program
 
@@ -48,6 +48,9 @@ lesson: $(if $(SRC),$(B)/impl.o,$(LESSON:%=$(B)/lessons/%)) ## run one lesson: m
 grade: $(LESSON:%=$(B)/lessons/%) $(B)/impl.o ## compare your version with the lesson, number by number: make grade N=3 SRC=mine/03.c
 	@[ -n "$(LESSON)" ] && [ -n "$(SRC)" ] || { echo "make grade N=3 SRC=mine/03.c"; exit 1; }
 	@$(CLASS) grade $(LESSON) "$(SRC)" $(B)
+
+lessons-web: lessons ## the same page, whose lessons run in the browser (zig, or the Python package ziglang; minutes)
+	@PYTHON="$(PYTHON)" sh examples/lessons/web.sh $(LESSONS_TO)/index.html $(B)
 
 slides: lessons ## slides of all lessons, as one file: build/slides.html
 	@sh examples/lessons/class.sh slides $(LESSONS_TO)/index.html > $(B)/slides.html
