@@ -5410,7 +5410,6 @@ AMPI_KERNEL_FN void AMPI_K(loops_init)(AMPI_LOOPS* q, const ampi_product* s,
     q->depth = plan->kc + 1;
     q->sums_wait = s->k > plan->kc;
 
-
     /* Pieces of an image are read in whole vectors, which reach behind the last panel. */
     if (s->b.is_image) {
         const size_t rows = q->sums_wait ? ampi_min_size(m, plan->sum_rows) : plan->mc;
@@ -5540,7 +5539,13 @@ AMPI_KERNEL_FN void AMPI_K(block_of_k)(const AMPI_LOOPS* q, size_t i0, size_t m)
 }
 
 /* Loops 5 and 4: rows [i0, i0 + m), columns [j0, j0 + n) of C, with plan->floats of scratch
-   memory. */
+   memory. Packed FP32 is the plain form. Four others stay beside it, each for steps that it makes
+   faster:
+     planes and windows   FP32 of an image; packing its im2col matrix costs as much as 16 rows of A
+     few rows             a batch of at most 16 samples; its rows of A do not pay for packing B
+     pairs                bfloat16 where vdpbf16ps does two products in the time of an fma, with the
+                          same bits; always packed
+     pairs for AMX        the same panels; sums in another order, so only with AMP_SUMS_FAST */
 AMPI_KERNEL_FN void AMPI_K(product)(const ampi_product* s, const ampi_plan* plan, size_t i0,
         size_t m, size_t j0, size_t n, float* scratch) {
     AMPI_LOOPS q;
