@@ -973,6 +973,33 @@ static void train_with_op(amp_op op, amp_level level) {
     amp_model_destroy(m);
 }
 
+/* Weights [C,O/groups,KH,KW] start as PyTorch's ConvTranspose2d: within 1/sqrt(O/groups * KH * KW), and biases too. */
+static void test_transposed_weights(void) {
+    amp_model* m = model_of(2, AMP_O0, AMP_F16);
+    amp_value v = amp_input(m, 40, 3, 5);
+    amp_conv2d_desc d;
+    const amp_layer* l;
+    int i, count;
+    memset(&d, 0, sizeof d);
+    d.out_channels = 4; d.kernel = 5; d.stride = 2; d.pad = 2; d.output_pad_w = 1; d.groups = 2;
+    v = amp_conv_transpose2d_with(m, v, &d);
+    amp_mse(m, v);
+    CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
+    l = amp_model_layer(m, 1);
+    CHECK(strcmp(l->name, "conv_transpose2d1") == 0 && l->channels == 4 && l->height == 5 && l->width == 10);
+    CHECK(l->parameters == 40 * 2 * 25 + 4);
+    for (i = 0; i < 2; i++) {
+        const amp_param* p = &amp_model_params(m, &count)[i];
+        const double bound = 1.0 / sqrt(2 * 25);
+        double largest = 0.0;
+        size_t k;
+        for (k = 0; k < p->count; k++) largest = fmax(largest, fabs((double)p->master[k]));
+        CHECK(p->count == (i ? 4u : 2000u) && largest <= bound && largest > (i ? 0.2 : 0.99) * bound);
+    }
+    CHECK(count == 2);
+    amp_model_destroy(m);
+}
+
 static void test_every_operator(void) {
     for (int op = 0; op < AMP_OP_COUNT; op++)
         for (int level = AMP_O0; level <= AMP_O3; level++) train_with_op((amp_op)op, (amp_level)level);
@@ -2091,6 +2118,7 @@ int main(int argc, char** argv) {
     TEST(test_gradients_random);
     TEST(test_shapes);
     TEST(test_every_operator);
+    TEST(test_transposed_weights);
     TEST(test_lenet);
     TEST(test_mistakes);
     TEST(test_values_of_others);
