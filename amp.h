@@ -620,9 +620,9 @@ typedef struct amp_cross_entropy_desc {
     const int32_t* ignored;  /* NULL, or a label whose rows have no loss and a gradient of 0. The
                                 mean is over the others; it is 0 where there are none (PyTorch's
                                 is NaN) */
-    const float* class_weights;  /* [K], each finite and >= 0, where x lies; NULL = 1. A class's
-                                    term of a row's loss is multiplied by its weight, and the mean
-                                    divides by the sum of the labels' weights, as in PyTorch */
+    const float* class_weights;  /* [K], each finite and >= 0, where x lies; NULL = 1. Terms of a
+                                    class are multiplied by its weight; the mean divides by the sum
+                                    of the labels' weights, as in PyTorch */
     size_t pixels;           /* of maps x[N/pixels,K,pixels], in which a pixel is a row and has a
                                 label: N is a multiple of pixels, ld is 0. 0 = 1: rows x[N,K] */
 } amp_cross_entropy_desc;
@@ -1383,7 +1383,10 @@ typedef struct amp_norm_desc {
 } amp_norm_desc;
 typedef struct amp_loss_desc {
     float weight;     /* of this loss in the sum; 0 = 1; > 0 */
-    float smoothing;  /* of labels, in [0,1); 0 but for softmax cross-entropy */
+    /* of softmax cross-entropy alone, as in amp_cross_entropy_desc; what they point at is copied */
+    float smoothing;
+    const int32_t* ignored;      /* a label that does not count, of any value; NULL = none */
+    const float* class_weights;  /* [K] */
 } amp_loss_desc;
 
 /* A layer's short call takes numbers, or nothing; the one that ends in _with takes a desc, NULL =
@@ -1430,7 +1433,7 @@ AMP_DEF amp_value amp_mul(amp_model* m, amp_value a, amp_value b);
 AMP_DEF amp_value amp_concat(amp_model* m, amp_value a, amp_value b);
 AMP_DEF amp_value amp_flatten(amp_model* m, amp_value x);  /* [N,C*H*W,1,1]; costs nothing */
 /* The model's loss is the weighted sum of these. The i-th call reads targets[i] of a batch. Logits
-   are [N,K,1,1]. */
+   are [N,K,1,1], or maps [N,K,H,W] in which each pixel has a label. */
 AMP_DEF amp_value amp_softmax_cross_entropy(amp_model* m, amp_value logits);
 AMP_DEF amp_value amp_softmax_cross_entropy_with(amp_model* m, amp_value logits,
     const amp_loss_desc* desc);
@@ -1594,7 +1597,7 @@ typedef struct amp_batch {
     const void* inputs[AMP_MAX_INPUTS];   /* [n,C,H,W] each, in the order of the amp_input calls */
     amp_dtype   input_dtype;              /* 0 = AMP_F32; a float type or AMP_U8, see
                                              amp_input_desc */
-    const void* targets[AMP_MAX_LOSSES];  /* per loss: labels[n] for cross-entropy, else
+    const void* targets[AMP_MAX_LOSSES];  /* per loss: labels[n,H,W] for cross-entropy, else
                                              float[n,C,H,W] */
     amp_dtype   label_dtype;              /* 0 = AMP_I32; AMP_I64, AMP_U8. Without cross-entropy
                                              0 */
@@ -1692,10 +1695,10 @@ AMP_DEF amp_result amp_model_gradient_norm(amp_model* m, const amp_param* p, dou
 
 typedef struct amp_eval_info {
     float   loss;         /* as in training, without dropout and with the running statistics */
-    int64_t correct;      /* of all losses: rows of a cross-entropy whose largest logit is the
-                             label, and elements of a BCE whose logit is > 0 as the target is
-                                 > 1/2 */
-    int64_t predictions;  /* rows and elements in all; 0 = none: an MSE has no right answers */
+    int64_t correct;      /* of all losses: labels of a cross-entropy where the largest logit is,
+                             and elements of a BCE whose logit is > 0 as the target is > 1/2 */
+    int64_t predictions;  /* labels that are not ignored, and elements in all; 0 = none: an MSE
+                             has no right answers */
     char    message[288]; /* a sentence if the loss is not finite, which the logger hears, too; else
                              "" */
     char    culprit[136];  /* the layer that it blames; "" if none */
@@ -2023,8 +2026,8 @@ struct amp_backend {
     AMPI_ENTRY(upload, amp_ref, amp_ref, size_t n)
     AMPI_ENTRY(download, amp_ref, amp_ref, size_t n)
     AMPI_ENTRY(convert, amp_ref, amp_ref, size_t n)
-    /* Inputs as amp_input_desc says, or labels to AMP_I32: -1 if one does not fit. from_host: the
-       source lies there. */
+    /* Inputs as amp_input_desc says, or labels to AMP_I32, -2^31 where one does not fit. from_host:
+       the source lies there. */
     AMPI_ENTRY(load, amp_ref, amp_ref, size_t n, int from_host, const amp_reading* how)
     size_t (*gemm_workspace)(size_t m, size_t n, size_t k);
     size_t (*conv2d_workspace)(const amp_conv2d_shape* s);
@@ -12527,14 +12530,14 @@ AMPI_CPU(convert, amp_ref dst, amp_ref src, size_t n) {
     return amp_convert_with(dst, src, n, &d);
 }
 
-/* A label of any type, as the operators take it: -1 is no class. */
+/* A label of any type, as the operators take it: -2^31 is no class. */
 AMPI_HD AMPI_INLINE int64_t ampi_label_at(const void* labels, amp_dtype t, size_t i) {
     if (t == AMP_U8) return ((const uint8_t*)labels)[i];
     return t == AMP_I64 ? ((const int64_t*)labels)[i] : ((const int32_t*)labels)[i];
 }
 
 AMPI_HD AMPI_INLINE int32_t ampi_label_fit(int64_t label) {
-    return label < 0 || label > 0x7fffffff ? -1 : (int32_t)label;
+    return label < -0x7fffffff || label > 0x7fffffff ? -0x7fffffff - 1 : (int32_t)label;
 }
 
 /* x, elements [at, at + n) of a batch, become (x - mean) / std of their channel; see
@@ -12727,10 +12730,16 @@ typedef struct ampi_node {
     float p;                     /* dropout: the share of elements that become 0; leaky ReLU: the
                                     slope */
     float loss_weight, smoothing;
+    size_t labels;               /* of a cross-entropy: in a sample, one a pixel */
+    int ignores;                 /* 1 = the label `ignored` does not count */
+    int32_t ignored;
     float *running, *stats;      /* norms: means, then variances; running, and of the batch */
     void* target;                /* of a loss: labels or floats of the batch */
-    float* constants;            /* inputs: of `reading`, on the host; NULL = none */
-    amp_reading reading;         /* inputs: how they are read; its constants lie with the backend */
+    float* constants;            /* inputs: of `reading`; a cross-entropy: weights of classes; on
+                                    the host, NULL = none */
+    size_t constant_count;
+    amp_reading reading;         /* inputs: how they are read; its constants lie with the backend,
+                                    as those of a loss do */
     /* what finalize finds */
     int leads;                   /* 1 = a GRAY operator may be LOW before it */
     int f32_bias;                /* 1 = a LOW product whose bias and result are FP32 */
@@ -13200,18 +13209,24 @@ AMPI_FN amp_value ampi_layer_add_params(amp_model* m, int no_bias, amp_init init
     return ampi_layer_add(m);
 }
 
+/* Room for n constants of the draft, which its node frees; NULL without memory. */
+AMPI_FN float* ampi_constants_new(amp_model* m, size_t n) {
+    m->draft.constants = (float*)ampi_alloc(n * sizeof(float), &m->desc.allocator);
+    m->draft.constant_count = n;
+    if (!m->draft.constants) ampi_fail(&m->draft_logger, AMP_ERR_MEMORY, "out of memory");
+    return m->draft.constants;
+}
+
 /* Keeps the constants of the draft, an input, on the host: the mean of each channel, then the std
    of each, 0 and 1 where d has none. If they are not valid, ampi_layer_add adds nothing, and the
    caller frees them. */
 AMPI_FN amp_result ampi_keep_constants(amp_model* m, const amp_input_desc* d) {
     const amp_logger* logger = &m->draft_logger;
     const size_t channels = (size_t)d->channels;
-    float* constants;
     if (!d->mean && !d->std) return AMP_OK;
 
-    constants = (float*)ampi_alloc(channels * 2 * sizeof *constants, &m->desc.allocator);
-    AMPI_REFUSE_CALL(!constants, AMP_ERR_MEMORY, "out of memory");
-    m->draft.constants = constants;
+    float* constants = ampi_constants_new(m, 2 * channels);
+    if (!constants) return AMP_ERR_MEMORY;
     for (size_t c = 0; c < channels; c++) {
         const float mean = d->mean ? d->mean[c] : 0.0f, std = d->std ? d->std[c] : 1.0f;
         AMPI_REFUSE_DESC(!ampi_has_finite_bits(&mean) || std == 0.0f
@@ -13456,21 +13471,40 @@ AMP_DEF amp_value amp_concat(amp_model* m, amp_value a, amp_value b) {
     return ampi_pair(m, AMP_OP_CONCAT, a, b);
 }
 
+/* Gives the draft, a cross-entropy over its channels, the labels of d: how many, which one does not
+   count, and copies of the classes' weights. */
+AMPI_FN amp_result ampi_keep_labels(amp_model* m, const amp_loss_desc* d) {
+    const amp_logger* logger = &m->draft_logger;
+    ampi_node* n = &m->draft;
+    n->labels = (size_t)n->layer.height * (size_t)n->layer.width;
+    n->ignores = d->ignored != NULL;
+    if (d->ignored) n->ignored = *d->ignored;
+    if (!d->class_weights) return AMP_OK;
+
+    const size_t classes = (size_t)n->layer.channels;
+    if (!ampi_constants_new(m, classes)) return AMP_ERR_MEMORY;
+    memcpy(n->constants, d->class_weights, classes * sizeof(float));
+    for (size_t c = 0; c < classes; c++)
+        AMPI_REFUSE_DESC(!ampi_in_range(&n->constants[c], 0.0f, AMPI_FLT_MAX),
+            "weight %g of class %d must be finite and not negative", (double)n->constants[c],
+            (int)c);
+    return AMP_OK;
+}
+
 /* Adds a loss over x, one number for the batch; desc NULL: weight 1, no smoothing. */
 AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_loss_desc* desc) {
-    const amp_loss_desc defaults = { 0.0f, 0.0f }, *d = desc ? desc : &defaults;
+    const amp_loss_desc defaults = { 0.0f, 0.0f, NULL, NULL }, *d = desc ? desc : &defaults;
     const int has_labels = op == AMP_OP_SOFTMAX_CROSS_ENTROPY;
     AMPI_DRAFT(n, op, x);
-    const amp_layer* l = &n->layer;  /* with the shape of x, so far */
     AMPI_REFUSE_LAYER(m->loss_count == AMP_MAX_LOSSES, AMP_ERR_SHAPE,
         "a model has at most %d losses", AMP_MAX_LOSSES);
-    AMPI_REFUSE_LAYER(has_labels && (l->height > 1 || l->width > 1), AMP_ERR_SHAPE,
-        "%dx%dx%d has more than one pixel per label; amp_flatten makes each element a class",
-        l->channels, l->height, l->width);
     ampi_draft_range(m, "smoothing", &d->smoothing, AMPI_BELOW_ONE);
     AMPI_REFUSE_LAYER(!has_labels && d->smoothing != 0.0f, AMP_ERR_DESC,
         "smoothing %g is for softmax_cross_entropy only", (double)d->smoothing);
+    AMPI_REFUSE_LAYER(!has_labels && (d->ignored || d->class_weights), AMP_ERR_DESC,
+        "ignored and class_weights are for softmax_cross_entropy only");
     ampi_draft_range(m, "weight", &d->weight, AMPI_FLT_MAX);
+    if (has_labels) ampi_keep_labels(m, d);
 
     ampi_set_shape(n, 1, 1, 1);
     n->index = m->loss_count;
@@ -13478,6 +13512,7 @@ AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_
     n->smoothing = d->smoothing;
     const amp_value v = ampi_layer_add(m);
     if (v.id) m->losses[m->loss_count++] = m->last;
+    else ampi_free(n->constants, &m->desc.allocator);
     return v;
 }
 
@@ -14128,14 +14163,30 @@ AMPI_FN size_t ampi_workspace_of(const amp_model* m, const ampi_node* n) {
 
 AMPI_FN int ampi_has_labels(const ampi_node* loss) { return ampi_is(loss, SOFTMAX_CROSS_ENTROPY); }
 
-/* 32-bit numbers in a sample's targets: a label, or floats. */
+/* 32-bit numbers in a sample's targets: labels, or floats. */
 AMPI_FN size_t ampi_target_size(const ampi_node* loss) {
     if (ampi_is(loss, MEAN)) return 0;
-    return ampi_has_labels(loss) ? 1 : loss->reads[0]->features;
+    return ampi_has_labels(loss) ? loss->labels : loss->reads[0]->features;
 }
 
-/* Rows of `classes` logits that evaluation copies to the host at once. */
-AMPI_FN size_t ampi_rows_at_once(size_t classes) { return classes < 8192 ? 8192 / classes : 1; }
+/* Classes of a cross-entropy. */
+AMPI_FN size_t ampi_classes(const ampi_node* loss) {
+    return loss->reads[0]->features / loss->labels;
+}
+
+/* What a cross-entropy's functions want to know of it. */
+AMPI_FN amp_cross_entropy_desc ampi_cross_entropy_of(const ampi_node* n) {
+    const amp_cross_entropy_desc d = { n->smoothing, 0 /* packed rows */,
+        n->ignores ? &n->ignored : NULL, n->reading.constants, n->labels };
+    return d;
+}
+
+/* Predictions of a cross-entropy whose logits evaluation copies to the host at once: rows, or the
+   pixels of a map. */
+AMPI_FN size_t ampi_rows_at_once(const ampi_node* loss) {
+    const size_t classes = ampi_classes(loss);
+    return loss->labels > 1 ? loss->labels : classes < 8192 ? 8192 / classes : 1;
+}
 
 /* Places what a node has outside of the arena, or counts its bytes before there are blocks. */
 AMPI_FN void ampi_place_node(amp_model* m, ampi_node* n) {
@@ -14145,7 +14196,7 @@ AMPI_FN void ampi_place_node(amp_model* m, ampi_node* n) {
     n->layer.parameters = 0;
     for (int k = 0; k < AMP_MAX_OPERANDS; k++) ampi_place_param(m, n, k);
     if (n->constants)
-        n->reading.constants = ampi_floats_take(m, AMPI_BLOCK_STEP, 2 * n->reading.channels);
+        n->reading.constants = ampi_floats_take(m, AMPI_BLOCK_STEP, n->constant_count);
 
     /* A mean and a variance of each channel, or of each row. */
     if (ampi_is_norm(n)) n->stats = ampi_floats_take(m, AMPI_BLOCK_STEP, 2 * groups);
@@ -14172,11 +14223,10 @@ AMPI_FN void ampi_place_all(amp_model* m) {
 
     for (int i = 0; i < m->loss_count; i++) {
         ampi_node* n = m->losses[i];
-        const size_t classes = n->reads[0]->features;
         n->target = ampi_floats_take(m, AMPI_BLOCK_STEP,
             ampi_target_size(n) * (size_t)m->desc.batch);
         if (ampi_has_labels(n))
-            rows = ampi_max_size(rows, ampi_rows_at_once(classes) * (classes + 1));
+            rows = ampi_max_size(rows, ampi_rows_at_once(n) * (ampi_classes(n) + 1));
     }
     m->loss_values = ampi_floats_take(m, AMPI_BLOCK_STEP, (size_t)m->loss_count + 2);
     m->rows = ampi_floats_take(m, AMPI_BLOCK_HOST, rows);
@@ -14201,7 +14251,7 @@ AMPI_FN amp_result ampi_init_values(amp_model* m) {
         /* What it starts with. */
         if (n->constants)
             AMPI_RUN(copy_in, ampi_mutable(n->reading.constants), n->constants,
-                2 * n->reading.channels * sizeof(float));
+                n->constant_count * sizeof(float));
         for (int k = 0; k < AMP_MAX_OPERANDS; k++) AMPI_TRY(ampi_init_param(m, n, k));
         if (n->running) {
             for (int c = n->layer.channels; c < 2 * n->layer.channels; c++)  /* variances */
@@ -14356,8 +14406,7 @@ AMP_DEF amp_result amp_model_memory(const amp_model* m, amp_memory* out) {
     *out = sizes;
     for (int i = 0; i < AMPI_BLOCK_COUNT; i++) out->total_bytes += b[i].bytes;
     AMPI_EACH_NODE(n)
-        out->total_bytes += sizeof *n + (n->constants
-            ? 2 * n->reading.channels * sizeof *n->constants : 0);
+        out->total_bytes += sizeof *n + n->constant_count * sizeof *n->constants;
     return AMP_OK;
 }
 
@@ -14471,7 +14520,8 @@ AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
         h = ampi_hash_words(h, &conv, offsetof(amp_conv2d_shape, pad_end_h) / 4);
         h = ampi_hash_words(h, &pool, offsetof(amp_pool2d_shape, pad_end_h) / 4);
         if (n->reading.scale != 0.0f) h = ampi_hash_words(h, &n->reading.scale, 1);
-        if (n->constants) h = ampi_hash_words(h, n->constants, 2 * n->reading.channels);
+        if (n->constants) h = ampi_hash_words(h, n->constants, n->constant_count);
+        if (n->ignores) h = ampi_hash_words(h, &n->ignored, 1);
     }
     return h;
 }
@@ -14603,33 +14653,38 @@ AMPI_FN int ampi_takes_relu(const amp_model* m, const ampi_node* n) {
 }
 
 /* Counts a loss's predictions, and the right ones, before later layers overwrite its logits. A
-   cross-entropy has one a sample: the largest logit, the first of equals, is at the label. A BCE
-   has one an element: the logit is > 0 as the target is > 1/2. No prediction with a NaN is
-   right. */
+   cross-entropy has one for each label but those it ignores: the largest logit, the first of
+   equals, is at the label. A BCE has one an element: the logit is > 0 as the target is > 1/2. No
+   prediction with a NaN is right. */
 AMPI_FN amp_result ampi_count_right(amp_model* m, const ampi_node* loss) {
     const ampi_node* logits = loss->reads[0];
     const int has_labels = ampi_has_labels(loss);
-    const size_t width = has_labels ? logits->features : 1;  /* logits of a prediction */
+    const size_t width = has_labels ? ampi_classes(loss) : 1;  /* logits of a prediction */
     const size_t count = m->pass.rows * logits->features / width;
-    const size_t at_once = has_labels ? ampi_rows_at_once(width) : AMPI_BLOCK;
+    const size_t at_once = has_labels ? ampi_rows_at_once(loss) : AMPI_BLOCK;
     float tile[2 * AMPI_BLOCK], *x = has_labels ? m->rows : tile;
     float* targets = x + at_once * width;  /* or int32 labels, of the same size */
     size_t n;
 
     for (size_t i = 0; i < count; i += n) {
         n = ampi_min_size(count - i, at_once);
+        const int maps = has_labels && loss->labels > 1;
+        const size_t step = maps ? n : 1;  /* from a prediction's logit to its next */
         AMPI_RUN(download, amp_f32(x), ampi_from(ampi_output_of(logits), i * width), n * width);
         AMPI_RUN(copy_out, targets, (const float*)loss->target + i, n * sizeof *targets);
         for (size_t j = 0; j < n; j++) {
-            const float* row = x + j * width;
+            const uint32_t label = ampi_bits_at(&targets[j]);
+            const float* row = x + (maps ? j : j * width);
             size_t best = 0;
-            for (size_t k = 1; k < width; k++) if (row[k] > row[best]) best = k;
-            const int right = has_labels ? best == ampi_bits_at(&targets[j])
+            if (has_labels && loss->ignores && label == (uint32_t)loss->ignored) continue;
+            for (size_t k = 1; k < width; k++)
+                if (row[k * step] > row[best * step]) best = k;
+            const int right = has_labels ? best == label
                 : (*row > 0.0f) == (targets[j] > 0.5f);
-            m->pass.told->correct += right && !amp_is_nan(amp_f32(&row[best]));
+            m->pass.told->correct += right && !amp_is_nan(amp_f32(&row[best * step]));
+            m->pass.told->predictions++;
         }
     }
-    m->pass.told->predictions += (int64_t)count;
     return AMP_OK;
 }
 
@@ -14650,8 +14705,6 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
     const amp_ref w = ampi_weights(m, n->params[AMPI_WEIGHT]);
     const amp_ref b = ampi_weights(m, n->params[AMPI_BIAS]);
     const size_t rows = m->pass.rows, count = rows * n->features;
-    const amp_cross_entropy_desc loss_desc = { n->smoothing, 0 /* packed rows */, NULL,
-        NULL, 0 };
     float *mean = n->stats, *running = n->running, *loss = &m->loss_values[n->index];
     amp_batch_norm_shape norm = n->norm;
 
@@ -14687,9 +14740,11 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
             AMPI_TRY(f->concat_forward(x, in->features, y, n->features, 0, rows, e));
             return f->concat_forward(ampi_output_of(second), second->features, y, n->features,
                 in->features, rows, e);
-        case AMP_OP_SOFTMAX_CROSS_ENTROPY:
-            return f->softmax_cross_entropy_forward(x, (const int32_t*)n->target, &loss_desc, loss,
-                rows, in->features, e);
+        case AMP_OP_SOFTMAX_CROSS_ENTROPY: {
+            const amp_cross_entropy_desc d = ampi_cross_entropy_of(n);
+            return f->softmax_cross_entropy_forward(x, (const int32_t*)n->target, &d, loss,
+                rows * n->labels, ampi_classes(n), e);
+        }
         case AMP_OP_MSE: case AMP_OP_BCE_WITH_LOGITS:
             return (ampi_is(n, MSE) ? f->mse_forward : f->bce_with_logits_forward)(x,
                 amp_f32((const float*)n->target), loss, rows * in->features, e);
@@ -14762,8 +14817,6 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
     const size_t rows = m->pass.rows, count = rows * in->features;
     const float *scale = m->training.loss_scale, *mean = n->stats;
     const float share = n->loss_weight * m->pass.grad_factor;
-    const amp_cross_entropy_desc loss_desc = { n->smoothing, 0 /* packed rows */, NULL,
-        NULL, 0 };
 
     switch (n->layer.op) {
         case AMP_OP_INPUT: case AMP_OP_FLATTEN: return AMP_OK;
@@ -14799,9 +14852,11 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
             /* The second input's features lie last in a row of dy. */
             return f->concat_backward(dy, n->features, j ? n->features - in->features : 0, dx,
                 in->features, rows, 0 /* accumulate */, e);
-        case AMP_OP_SOFTMAX_CROSS_ENTROPY:
-            return f->softmax_cross_entropy_backward(saved, (const int32_t*)n->target, &loss_desc,
-                scale, share, dx, rows, in->features, e);
+        case AMP_OP_SOFTMAX_CROSS_ENTROPY: {
+            const amp_cross_entropy_desc d = ampi_cross_entropy_of(n);
+            return f->softmax_cross_entropy_backward(saved, (const int32_t*)n->target, &d,
+                scale, share, dx, rows * n->labels, ampi_classes(n), e);
+        }
         case AMP_OP_MSE: case AMP_OP_BCE_WITH_LOGITS:
             return (ampi_is(n, MSE) ? f->mse_backward : f->bce_with_logits_backward)(saved,
                 amp_f32((const float*)n->target), scale, share, dx, count, e);
@@ -14923,25 +14978,28 @@ AMPI_FN const ampi_node* ampi_array_node(const amp_model* m, int i) {
     return i < AMP_MAX_INPUTS ? m->inputs[i] : m->losses[i - AMP_MAX_INPUTS];
 }
 
-/* Refuses a label of a batch that is no class of the loss. Labels on an asynchronous backend go
-   unchecked: a check would wait. */
+/* Refuses a label of a batch that is no class of the loss, nor ignored. Labels on an
+   asynchronous backend go unchecked: a check would wait. */
 AMPI_FN amp_result ampi_batch_labels(amp_model* m, const amp_batch* b, const ampi_node* loss) {
-    const size_t size = amp_dtype_size(b->label_dtype);
-    int n, classes = (int)loss->reads[0]->features;
+    const size_t size = amp_dtype_size(b->label_dtype), count = (size_t)b->n * loss->labels;
+    const int classes = (int)ampi_classes(loss);
+    size_t n;
     if (b->on_device && m->backend->asynchronous) return AMP_OK;
-    for (int at = 0; at < b->n; at += n) {
+    for (size_t at = 0; at < count; at += n) {
         int64_t copy[AMPI_BLOCK];  /* room for labels of any type */
-        const void* labels = (const char*)b->targets[loss->index] + (size_t)at * size;
-        n = ampi_min_int(b->n - at, AMPI_BLOCK);
+        const void* labels = (const char*)b->targets[loss->index] + at * size;
+        n = ampi_min_size(count - at, AMPI_BLOCK);
         if (b->on_device) {
-            AMPI_RUN(copy_out, copy, labels, (size_t)n * size);
+            AMPI_RUN(copy_out, copy, labels, n * size);
             labels = copy;
         }
-        for (int i = 0; i < n; i++) {
-            const int64_t label = ampi_label_at(labels, b->label_dtype, (size_t)i);
+        for (size_t i = 0; i < n; i++) {
+            const int64_t label = ampi_label_at(labels, b->label_dtype, i);
+            if (loss->ignores && label == loss->ignored) continue;
             AMPI_REFUSE(label < 0 || label >= classes, AMP_ERR_ARGUMENT,
                 "layer '%s': label %lld of sample %d is "
-                "outside 0..%d", loss->layer.name, (long long)label, at + i, classes - 1);
+                "outside 0..%d", loss->layer.name, (long long)label,
+                (int)((at + i) / loss->labels), classes - 1);
         }
     }
     return AMP_OK;
@@ -14970,15 +15028,16 @@ AMPI_FN amp_result ampi_check_types(amp_model* m, amp_dtype input, amp_dtype lab
 }
 
 /* Remarks of labels, read as int32 by default, that look like int64 ones: read in pairs, every high
-   word is 0, and at least half of the low words are not. A model looks once, at its first 16 labels
-   or more. */
+   word is 0, and at least half of the low words are not. A model looks once, at its first 16
+   samples or more. */
 AMPI_FN void ampi_doubt_labels(amp_model* m, const void* const* targets, amp_dtype said,
         size_t count, const char* what) {
     if (said || count < 16 || m->labels_known) return;
     m->labels_known = 1;
 
     for (int i = 0; i < m->loss_count; i++) {
-        size_t k = ampi_has_labels(m->losses[i]) ? count / 2 : 0;  /* pairs to be looked at */
+        const size_t labels = ampi_has_labels(m->losses[i]) ? count * m->losses[i]->labels : 0;
+        size_t k = labels / 2;  /* pairs to be looked at */
         size_t set = 0;  /* low words that are not 0 */
         for (; k > 0; k--) {
             uint64_t label;
@@ -14986,7 +15045,7 @@ AMPI_FN void ampi_doubt_labels(amp_model* m, const void* const* targets, amp_dty
             if (label >> 32) break;
             set += label != 0;
         }
-        if (k > 0 || set * 4 < count) continue;
+        if (labels == 0 || k > 0 || set * 4 < labels) continue;
         ampi_remark(&m->op_logger,
             "%s: every second label of targets[%d] is 0: int64 labels need label_dtype AMP_I64, "
             "others AMP_I32", what, i);
@@ -15046,9 +15105,9 @@ AMPI_FN amp_result ampi_load_batch(amp_model* m) {
     for (int i = 0; i < m->loss_count; i++) {
         const ampi_node* n = m->losses[i];
         const void* from = b->targets[i];
-        const size_t rows = m->pass.rows, bytes = rows * ampi_target_size(n) * 4;
+        const size_t count = m->pass.rows * ampi_target_size(n), bytes = count * 4;
         if (ampi_has_labels(n) && (b->label_dtype == AMP_I64 || b->label_dtype == AMP_U8))
-            AMPI_RUN(load, amp_ref_of(n->target, AMP_I32), amp_ref_of(from, b->label_dtype), rows,
+            AMPI_RUN(load, amp_ref_of(n->target, AMP_I32), amp_ref_of(from, b->label_dtype), count,
                 !b->on_device, NULL);
         else if (b->on_device) AMPI_RUN(copy, n->target, from, bytes);
         else AMPI_RUN(copy_in, n->target, from, bytes);

@@ -6503,7 +6503,8 @@ AMPI_D double ampi_d_map_terms(const ampi_cuda_loss& q, const double* parts, dou
     return sum == 0.0 ? (double)ampi_float(0x7f800000u) : sum;
 }
 
-/* Parts part, part + step, ...: of the losses, unless q.loss is NULL, then of the labels' weights. */
+/* Parts part, part + step, ...: of the losses, unless q.loss is NULL, then of the labels'
+   weights. */
 AMPI_D void ampi_d_map_parts(const ampi_cuda_loss& q, double* parts, size_t part, size_t step,
         double* shared) {
     for (; part < q.count; part += step) {

@@ -701,6 +701,92 @@ static void test_dead(void) {
     amp_model_destroy(m);
 }
 
+/* A network that gives each pixel a class, with weights and pixels that do not count: its loss is the formula's
+   over the predicted logits, labels of each type give the same bits, and a fit learns the task. */
+enum { SEG = 40, SEG_PIXELS = 6 * 5, SEG_CLASSES = 3 };
+static double segmentation_loss(const float* logits, const int64_t* truth, int64_t ignored, const float* weights,
+                                int64_t* right, int64_t* counted) {
+    double sum = 0, used = 0;
+    int i, k;
+    *right = *counted = 0;
+    for (i = 0; i < SEG * SEG_PIXELS; i++) {
+        const float* x = logits + i / SEG_PIXELS * SEG_CLASSES * SEG_PIXELS + i % SEG_PIXELS;
+        double total = 0, terms = 0;
+        int best = 0;
+        if (truth[i] == ignored) continue;
+        for (k = 0; k < SEG_CLASSES; k++) total += exp((double)x[k * SEG_PIXELS]);
+        for (k = 0; k < SEG_CLASSES; k++) {
+            const double target = 0.1 / SEG_CLASSES + (truth[i] == k ? 0.9 : 0);
+            terms += (double)weights[k] * target * (log(total) - (double)x[k * SEG_PIXELS]);
+            if (x[k * SEG_PIXELS] > x[best * SEG_PIXELS]) best = k;
+        }
+        sum += terms;
+        used += (double)weights[truth[i]];
+        *right += best == truth[i];
+        ++*counted;
+    }
+    return sum / used;
+}
+static void test_segmentation(void) {
+    static const amp_dtype types[3] = { AMP_I32, AMP_I64, AMP_U8 };
+    static float images[SEG * 2 * SEG_PIXELS], logits[SEG * SEG_CLASSES * SEG_PIXELS];
+    static int64_t wide[SEG * SEG_PIXELS];
+    static int32_t narrow[SEG * SEG_PIXELS];
+    static uint8_t octets[SEG * SEG_PIXELS];
+    const void* arrays_of[3] = { narrow, wide, octets };
+    float weights[SEG_CLASSES] = { 1.0f, 0.5f, 2.0f }, first_loss[2] = { 0, 0 };
+    const float kept[SEG_CLASSES] = { 1.0f, 0.5f, 2.0f };
+    int kind, i, k;
+    for (kind = 0; kind < 4; kind++) {              /* each type ignores 255; int64 also -100 */
+        const int32_t marker = kind == 3 ? -100 : 255;
+        int32_t ignored = marker;
+        amp_model_desc d = desc_of(AMP_O0);
+        amp_loss_desc l;
+        amp_data data;
+        amp_batch b;
+        amp_fit_desc f = fit_of(60);
+        amp_eval_info told;
+        amp_model* m = NULL;
+        amp_value x;
+        int64_t right, counted;
+        double want;
+        memset(&l, 0, sizeof l); memset(&data, 0, sizeof data); memset(&b, 0, sizeof b);
+        test_seed = 4;
+        for (i = 0; i < SEG * SEG_PIXELS; i++) {
+            float* p = images + i / SEG_PIXELS * 2 * SEG_PIXELS + i % SEG_PIXELS;
+            p[0] = test_uniform(); p[SEG_PIXELS] = test_uniform();
+            wide[i] = i % 7 == 3 ? marker : p[0] > 0.2f ? 2 : p[SEG_PIXELS] > 0.0f;
+            narrow[i] = (int32_t)wide[i]; octets[i] = (uint8_t)wide[i];
+        }
+        d.batch = SEG; d.optimizer.kind = AMP_ADAM; d.optimizer.lr = 0.03f;
+        m = new_model(&d);
+        l.smoothing = 0.1f; l.ignored = &ignored; l.class_weights = weights;
+        x = amp_relu(m, amp_conv2d(m, amp_input(m, 2, 6, 5), 12, 3, 1, 1));
+        x = amp_conv2d(m, x, SEG_CLASSES, 1, 1, 0);
+        amp_softmax_cross_entropy_with(m, x, &l);
+        ignored = 1; weights[0] = 9.0f;             /* what the desc pointed at was copied */
+        CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", heard);
+        weights[0] = 1.0f;
+        data.count = b.n = SEG; data.inputs[0] = b.inputs[0] = images;
+        data.targets[0] = b.targets[0] = arrays_of[kind % 3 + (kind == 3)];
+        data.label_dtype = b.label_dtype = types[kind % 3 + (kind == 3)];
+        for (k = 0; k < 2; k++) {                   /* before and after a fit */
+            CHECK(amp_predict(m, &b, x, logits) == AMP_OK);
+            want = segmentation_loss(logits, wide, marker, kept, &right, &counted);
+            CHECK_MSG(amp_evaluate(m, &b, &told) == AMP_OK, "%s", heard);
+            CHECK_MSG(fabs((double)told.loss - want) < 2e-6 * want, "%g, not %g", (double)told.loss, want);
+            CHECK(told.correct == right && told.predictions == counted && counted < SEG * SEG_PIXELS);
+            if (kind == 0) first_loss[k] = told.loss;
+            CHECK(told.loss == first_loss[k]);      /* each type of labels: the same bits */
+            if (k == 0) CHECK_MSG(fit(m, data, &f, NULL) == AMP_OK, "%s", heard);
+        }
+        CHECK_MSG((double)told.correct > 0.9 * (double)told.predictions, "%d of %d", (int)told.correct, (int)told.predictions);
+        wide[SEG_PIXELS + 4] = narrow[SEG_PIXELS + 4] = octets[SEG_PIXELS + 4] = 3;
+        REFUSED(amp_evaluate(m, &b, &told), AMP_ERR_ARGUMENT, "label 3 of sample 1 is outside 0..2");
+        amp_model_destroy(m);
+    }
+}
+
 int main(int argc, char** argv) {
     TEST_BEGIN(argc, argv);
     test_seed = 9;
@@ -716,6 +802,7 @@ int main(int argc, char** argv) {
     TEST(test_growing_data);
     TEST(test_print);
     TEST(test_print_without_answers);
+    TEST(test_segmentation);
     TEST(test_evaluation_nan);
     TEST(test_skips);
     TEST(test_ranks);

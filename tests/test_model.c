@@ -1166,7 +1166,18 @@ static void e_input_null(amp_model* m, amp_value x) { (void)x; amp_input_with(m,
 static void e_input_scale(amp_model* m, amp_value x) { (void)x; input_of(m, -1.0f, 0.0f, 1.0f); }
 static void e_input_mean(amp_model* m, amp_value x) { (void)x; input_of(m, 1.0f, (float)HUGE_VAL, 1.0f); }
 static void e_input_std(amp_model* m, amp_value x) { (void)x; input_of(m, 1.0f, 0.0f, 0.0f); }
-static void e_pixels(amp_model* m, amp_value x) { amp_softmax_cross_entropy(m, x); }
+static void e_class_weight(amp_model* m, amp_value x) {
+    const float weights[3] = { 1.0f, 1.0f, -2.0f };
+    amp_loss_desc d = smoothing_of(0.0f);
+    d.class_weights = weights;
+    amp_softmax_cross_entropy_with(m, x, &d);
+}
+static void e_mse_ignored(amp_model* m, amp_value x) {
+    const int32_t label = 0;
+    amp_loss_desc d = smoothing_of(0.0f);
+    d.ignored = &label;
+    amp_mse_with(m, x, &d);
+}
 static void e_foreign_zero(amp_model* m, amp_value x) { (void)x; amp_relu(m, foreign(0)); }
 static void e_foreign_large(amp_model* m, amp_value x) { (void)x; amp_linear(m, foreign(77), 4); }
 static void e_foreign_negative(amp_model* m, amp_value x) { amp_add(m, x, foreign(-3)); }
@@ -1225,7 +1236,8 @@ static const struct { mistake make; amp_result code; const char* word; const cha
     { e_loss_on_loss, AMP_ERR_SHAPE, "mse", "loss" },        { e_nine_losses, AMP_ERR_SHAPE, "8", "losses" },
     { e_nine_inputs, AMP_ERR_SHAPE, "8", "inputs" },         { e_input_zero, AMP_ERR_SHAPE, "0 x 4 x 4", "input" },
     { e_input_negative, AMP_ERR_SHAPE, "-4", "input" },      { e_input_huge, AMP_ERR_SHAPE, "2147483647", "input" },
-    { e_pixels, AMP_ERR_SHAPE, "'photo': 3x6x5", "amp_flatten" },
+    { e_class_weight, AMP_ERR_DESC, "'photo': weight -2", "class 2" },
+    { e_mse_ignored, AMP_ERR_DESC, "mse on 'photo': ignored", "softmax_cross_entropy only" },
     { e_input_null, AMP_ERR_DESC, "input: the desc", "NULL" }, { e_input_scale, AMP_ERR_DESC, "input: scale -1", "negative" },
     { e_input_mean, AMP_ERR_DESC, "input: mean", "channel 0" }, { e_input_std, AMP_ERR_DESC, "std of channel 0", "above 0" },
     { e_foreign_zero, AMP_ERR_ARGUMENT, "0", "relu" },       { e_foreign_large, AMP_ERR_ARGUMENT, "77", "linear" },
