@@ -43,7 +43,8 @@
       step amp_mixed_scale and amp_mixed_step. FP32 arrays may stay: operands of amp_exec rounds
       them inside of products.
    2. You want to train a network: amp_model_create, amp_conv2d, amp_relu, ..., amp_model_finalize,
-      then amp_fit for a data set, or amp_train_step for each batch.
+      then amp_fit for a data set, or amp_train_step for each batch. A loss of your own is a seed
+      (amp_output, amp_forward, amp_backward, amp_update) or, as any operator, amp_custom.
    3. You want to look: amp_model_print, amp_stats_collect, amp_report_svg, amp_history_svg.
 
    Words.     half: IEEE binary16. low: the 16-bit type in use, half or bfloat16. master weights:
@@ -18170,6 +18171,9 @@ AMP_DEF void amp_history_add(amp_history* h, const amp_step_info* info) {
    New: names of 127 bytes (amp_layer.name), gelu_tanh in the graph, gemm in amp_backend (before
    linear_forward). Convolutions and pools have pad_end_h and pad_end_w: zero the shapes. The fields
    of amp_backend are declared with AMP_BACKEND_API alone. amp_exec may name a workspace that grows.
+   A step has parts: amp_forward, amp_backward, amp_update, amp_discard; outputs take gradients of
+   yours, values keep theirs, gradients are read, written and clipped between. Operators of your own
+   (amp_custom), amp_mean as a loss, layers used again (amp_reuse), models for inference.
    Cross-entropy has ld and an ignored label; layer norm's backward pass needs no saved statistics.
    amp_cuda.cuh: operators on raw device pointers are entries of amp_cuda_backend()'s table:
    amp_cuda_linear_forward(...) is amp_cuda_backend()->linear_forward(...).
