@@ -77,6 +77,18 @@ start cell "32-bit x86 with SSE2" i686-linux-gnu-gcc "-O2 -msse2 -mfpmath=sse$le
 start cell "32-bit x86 with SSE2" gcc "-m32 -O2 -msse2 -mfpmath=sse" ""
 start cell "Windows (Wine)" x86_64-w64-mingw32-gcc -O2 wine AMP_ISA=scalar AMP_ISA=avx2 AMP_ISA=avx512
 start cell "WebAssembly (Node.js)" emcc "-O2 -sSINGLE_FILE=1 -sALLOW_MEMORY_GROWTH=1" node
+# zig alone, or the Python package ziglang; Node.js brings what wasm32-wasi asks of a system.
+if ! have zig && ${PYTHON:-python3} -c 'import ziglang' 2> /dev/null; then
+    mkdir -p $out/bin
+    printf '#!/bin/sh\nexec %s -m ziglang "$@"\n' "${PYTHON:-python3}" > $out/bin/zig && chmod +x $out/bin/zig
+    PATH=$PWD/$out/bin:$PATH
+fi
+cat > $out/wasi.js << 'WASI'
+const { WASI } = require("wasi"), wasi = new WASI({ version: "preview1", args: ["bits"], env: process.env });
+const program = new WebAssembly.Module(require("fs").readFileSync(process.argv[2]));
+process.exit(wasi.start(new WebAssembly.Instance(program, wasi.getImportObject())) || 0);
+WASI
+start cell "WebAssembly (WASI, Node.js)" zig "cc -target wasm32-wasi -O2 -D_WASI_EMULATED_PROCESS_CLOCKS -lwasi-emulated-process-clocks" "node --no-warnings $out/wasi.js"
 start cell "aarch64 (qemu)" aarch64-linux-gnu-gcc -O2 "qemu-aarch64 -L /usr/aarch64-linux-gnu" AMP_ISA=neon AMP_ISA=scalar
 start cell "armhf (qemu)" arm-linux-gnueabihf-gcc -O2 "qemu-arm -L /usr/arm-linux-gnueabihf"
 start cell "riscv64 (qemu)" riscv64-linux-gnu-gcc -O2 "qemu-riscv64 -L /usr/riscv64-linux-gnu"
