@@ -63,7 +63,7 @@ def steps(rows, facts):
     eight times the time of ours in FP32 or more is cut."""
     rows = [r for r in rows if r[3] == 1 and r[2] in KINDS and network(r)]
     left, scale, bar, y = 360, 400.0, 20, 84
-    parts = [label(8, 22, "A training step on one thread: in FP32 amp.h is faster, in BF16 now PyTorch, now amp.h", 16),
+    parts = [label(8, 22, "A training step on one thread: in FP32 mostly amp.h is faster, in BF16 now PyTorch, now amp.h", 16),
              label(8, 43, facts, 13),
              label(8, 62, "each network has a scale of its own; runs differ by 30 %; PyTorch has the faster of its layouts", 13)]
     for name in dict.fromkeys(network(r) for r in rows):

@@ -110,10 +110,10 @@ def train():
     """The newest steps beside PyTorch's, the faster of its layouts."""
     path = max(glob.glob("tests/bench/results/????-??-??-*-train.md"), default=None)
     if not path: return None
-    rows, lines = rows_of(path), ["| a step of | shape | type | amp | PyTorch | times as fast |", "|---|---|---|---|---|---|"]
+    rows, lines = rows_of(path), ["| a step of | shape | type | threads | amp | PyTorch | times as fast |", "|---|---|---|---|---|---|---|"]
     for case in dict.fromkeys(tuple(r[:4]) for r in rows):
         best = min((r for r in rows if tuple(r[:4]) == case), key=lambda r: float(r[10]))
-        lines.append("| %s | %s | %s | %s ms | %s ms | %s |" % (case[:2] + (TYPES[case[2]], best[5], best[9], best[10])))
+        lines.append("| %s | %s | %s | %s | %s ms | %s ms | %s |" % (case[:2] + (TYPES[case[2]], case[3], best[5], best[9], best[10])))
     head = read(path).split("| what |", 1)[0]
     facts = [line for line in head.split("\n") if line.startswith(("- machine", "- compiler", "- beside"))]
     file = os.path.basename(path)
@@ -124,25 +124,31 @@ NETWORKS = {"lenet5": "LeNet-5", "mlp": "dense", "stack": "3x3", "residual": "re
 def network(row): return next((n for n in NETWORKS if n in row[0] or row[1].startswith(n + ":")), None)
 
 def over_fp32(path, type, shapes):
-    """How many times as fast as FP32 the steps of these shapes are in a type, least and most, on one thread."""
+    """How many times as fast as FP32 the steps of these shapes are in a type, least and most, on one thread: as timed in turn, if the
+    file has such rows."""
+    turns = [float(m[1]) for m in re.finditer(r"^\| train [^|]*\|[^|]*\| %s \| ([\d.]+) \|$" % type, read(path), re.M)]
+    if turns: return "%.2f to %.2f" % (min(turns), max(turns))
     ms = {(tuple(r[:2]), r[2]): float(r[5]) for r in rows_of(path) if r[0].startswith("train") and r[3] == "1"}
     ratios = [ms[c, "f32"] / ms[c, t] for c, t in ms if t == type and c in shapes and (c, "f32") in ms]
     return "%.2f to %.2f" % (min(ratios), max(ratios)) if ratios else "?"
 
 def steps():
-    """README's steps: of the newest beside PyTorch's the faster of its layouts; BF16 on AMD where it has instructions for it."""
+    """README's steps: of the newest beside PyTorch's the faster of its layouts, by numbers of threads; what BF16 saves, by processor."""
     path = max(glob.glob("tests/bench/results/????-??-??-*-train.md"), default=None)
     if not path: return None
     rows, zen = rows_of(path), [p for n, p in results().items() if re.match("amd-(25-17|26)", n)]
-    lines = ["|a step, times as fast as PyTorch %s|FP32|BF16|BF16, fast sums|" % re.search(r"PyTorch ([\d.]+)", read(path)).group(1), "|---|---|---|---|"]
+    threads = sorted({r[3] for r in rows})
+    lines = ["|times as fast as PyTorch %s, %s|FP32|BF16|BF16, fast sums|" % (re.search(r"PyTorch ([\d.]+)", read(path)).group(1),
+             "/".join(threads) + " thread" + "s" * (threads != ["1"])), "|---|---|---|---|"]
     for name in dict.fromkeys(map(network, rows)):
-        best = lambda type: min((float(r[10]) for r in rows if network(r) == name and r[2] == type), default=None)
-        lines.append("|%s|%s|" % (NETWORKS[name], "|".join("%.2f" % v if v else "" for v in map(best, ("f32", "bf16", "bf16-fast")))))
+        found = lambda type: [[float(r[10]) for r in rows if (network(r), r[2], r[3]) == (name, type, n)] for n in threads]
+        lines.append("|%s|%s|" % (NETWORKS[name], "|".join("/".join("%.2f" % min(f) for f in found(t) if f) for t in ("f32", "bf16", "bf16-fast"))))
     shapes = {tuple(r[:2]) for r in rows}
-    ranges = [over_fp32(p, t, shapes) for p, t in [(path, "bf16-fast")] + [(p, "bf16") for p in zen] + [(path, "bf16"), (path, "f16")]]
-    low, high = min(r.split(" to ")[0] for r in ranges[1:-2]), max(r.split(" to ")[1] for r in ranges[1:-2])
-    return "\n".join(lines + ["", "BF16 is %s times as fast as FP32 of amp with fast sums. It is %s to %s on AMD from Zen 4 (earlier version), else %s; FP16 %s." %
-                              (ranges[0], low, high, ranges[-2], ranges[-1])])
+    zen = [over_fp32(p, "bf16", shapes).split(" to ") for p in zen]
+    return "\n".join(lines + ["", "|a step in BF16, beside FP32 of amp|times as fast|", "|---|---|",
+                              "|AMD from Zen 4 (earlier version)|%s to %s|" % (min(z[0] for z in zen), max(z[1] for z in zen)),
+                              "|AMX, `AMP_SUMS_FAST`|%s|" % over_fp32(path, "bf16-fast", shapes),
+                              "|others|%s; FP16 %s|" % (over_fp32(path, "bf16", shapes), over_fp32(path, "f16", shapes))])
 
 def claims():
     """Sentences of README with figures from tests/results.md."""
