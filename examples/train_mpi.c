@@ -205,6 +205,8 @@ int main(int argc, char** argv) {
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     MPI_Comm_rank(MPI_COMM_WORLD, &s.rank);
     MPI_Comm_size(MPI_COMM_WORLD, &s.size);
+    if (s.size > MAX_RANKS)
+        return fprintf(stderr, "train_mpi: more than %d ranks\n", MAX_RANKS), MPI_Abort(MPI_COMM_WORLD, 2);
     amp_level level = AMP_O2;
     amp_dtype grads = AMP_F32;
     int micro = 1, steps = 200, width = 64, layers = 1, spoil = 0, die = -1, least = 1 << 20;
