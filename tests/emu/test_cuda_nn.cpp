@@ -1579,7 +1579,7 @@ static void check_weighted_cross_entropy(amp_dtype a, amp_dtype b, size_t images
             const double z = (double)x[first + c * step] - max, p = exp(z) / sum;
             const double target = (double)weights[c] * (s / (double)d + ((size_t)labels.host[r] == c ? 1 - s : 0));
             slope.value[first + c * step] = 64 / used * (whole * p - target);
-            slope.error[first + c * step] = 64 / used * (whole * p * (12 + fabs(z)) + 6 * target) * U;
+            slope.error[first + c * step] = 64 / used * (whole * p * (12 + fabs(z)) + 6 * target) * U + FLUSHED;
             total += target * (log(sum) - z);
             error += (target * (6 * fabs(z) + 6 * log(sum)) + whole) * U;
         }
