@@ -120,14 +120,34 @@ class Frozen(Residual):
             norm.eval()
 
 
+class Segmentation(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c1, self.c2 = torch.nn.Conv2d(2, 12, 3, padding=1), torch.nn.Conv2d(12, 3, 1)
+
+    def forward(self, x):
+        return self.c2(torch.relu(self.c1(x)))
+
+
+def loss_of(logits, labels):
+    """Of rows; of maps with weights, smoothing and label 255 left out."""
+    if logits.dim() == 2:
+        return F.cross_entropy(logits, torch.from_numpy(labels).long())
+    weights = torch.tensor([1, 0.5, 2], dtype=logits.dtype)
+    return F.cross_entropy(logits, torch.from_numpy(labels).long(), weights, ignore_index=255, label_smoothing=float(np.float32(0.1)))
+
+
 # Name, model, input, the longest sum of one output or gradient, layers with arithmetic. LeNet: a weight gradient of the
 # first convolution sums 16 * 28 * 28 products. Residual: 16 * 8 * 8.
 MODELS = [("LeNet-5", LeNet, (1, 32, 32), 12544, 7), ("residual net", Residual, (3, 8, 8), 1024, 10),
-          ("frozen residual net", Frozen, (3, 8, 8), 1024, 10)]
+          ("frozen residual net", Frozen, (3, 8, 8), 1024, 10), ("segmentation net", Segmentation, (2, 6, 5), 480, 3)]
 
 
 def data_for(shape, seed):
     rng = np.random.default_rng(seed)
+    if shape == (2, 6, 5):
+        labels = rng.integers(0, 4, (BATCH, 6, 5)).astype(np.int32)
+        return (rng.standard_normal((BATCH,) + shape).astype(np.float32), np.where(labels == 3, np.int32(255), labels))
     return (rng.standard_normal((BATCH,) + shape).astype(np.float32), rng.integers(0, 10, BATCH).astype(np.int32))
 
 
@@ -140,7 +160,7 @@ def theirs(model, x, labels, dtype, autocast=None):
             logits = model(x)
     else:
         logits = model(x)
-    loss = F.cross_entropy(logits if dtype == torch.float64 else logits.float(), torch.from_numpy(labels).long())
+    loss = loss_of(logits if dtype == torch.float64 else logits.float(), labels)
     loss.backward()
     return loss.item(), [p.grad.double().numpy().ravel() for p in model.parameters() if p.grad is not None]
 
@@ -223,7 +243,7 @@ def run(lib, which, kind, seed, cases):
     x, labels = batches[0]
     with torch.no_grad():
         logits = double(torch.from_numpy(x).double())
-    want = F.cross_entropy(logits, torch.from_numpy(labels).long()).item()
+    want = loss_of(logits, labels).item()
     right = int((logits.argmax(1).numpy() == labels).sum())
     results = []
     for level, low in cases:

@@ -36,7 +36,18 @@ static amp_value shim_residual(amp_model* m, int frozen) {
     return amp_linear(m, amp_global_avg_pool2d(m, x), 10);
 }
 
-/* which: 0 LeNet-5, 1 the residual net, 2 the same frozen. scale: a static loss scale. NULL if anything is refused. */
+/* A class for each of 6x5 pixels, with weights and label 255 left out. */
+static void shim_segmentation(amp_model* m) {
+    static const float weights[3] = { 1.0f, 0.5f, 2.0f };
+    static const int32_t ignored = 255;
+    amp_loss_desc l;
+    memset(&l, 0, sizeof l);
+    l.smoothing = 0.1f; l.class_weights = weights; l.ignored = &ignored;
+    amp_softmax_cross_entropy_with(m, shim_conv(m, amp_relu(m, shim_conv(m, amp_input(m, 2, 6, 5), 12, 3, 1, 1, 0)),
+        3, 1, 1, 0, 0), &l);
+}
+
+/* which: 0 LeNet-5, 1 the residual net, 2 the same frozen, 3 the segmentation net. scale: a static loss scale. NULL if anything is refused. */
 void* shim_model_new(int which, int batch, int level, int low, int optimizer, float lr, float momentum, float weight_decay, float scale) {
     static const amp_param_group groups[2] = { { 0.0f, 0.0f, 0 }, { 0.0f, 0.0f, 1 } };
     amp_model_desc d;
@@ -52,7 +63,8 @@ void* shim_model_new(int which, int batch, int level, int low, int optimizer, fl
     d.optimizer.groups = groups; d.optimizer.group_count = 2;
     d.logger.log = amp_log_stderr;
     if (amp_model_create(&m, &d) != AMP_OK) return NULL;
-    amp_softmax_cross_entropy(m, which ? shim_residual(m, which == 2) : shim_lenet(m));
+    if (which == 3) shim_segmentation(m);
+    else amp_softmax_cross_entropy(m, which ? shim_residual(m, which == 2) : shim_lenet(m));
     if (amp_model_finalize(m) == AMP_OK) return m;
     amp_model_destroy(m);
     return NULL;
