@@ -1384,6 +1384,9 @@ typedef struct amp_norm_desc {
 } amp_norm_desc;
 typedef struct amp_loss_desc {
     float weight;     /* of this loss in the sum; 0 = 1; > 0 */
+    const amp_scaler_desc* scaler; /* NULL = the model's. A loss scale of this loss alone, as Apex's
+                                      loss_id: a backward pass and a finding of its own. All losses
+                                      have one, or none; FP32 gradients on the CPU. Copied */
     /* of softmax cross-entropy alone, as in amp_cross_entropy_desc; what they point at is copied */
     float smoothing;
     const int32_t* ignored;      /* a label that does not count, of any value; NULL = none */
@@ -1584,6 +1587,8 @@ AMP_DEF amp_result amp_model_sync_params(amp_model* m);
    changes. */
 AMP_DEF amp_scaler* amp_model_scaler(amp_model* m);
 AMP_DEF amp_optimizer* amp_model_optimizer(amp_model* m);
+/* The scaler of a loss that has its own, else NULL. The model's scale is 1 then. */
+AMP_DEF amp_scaler* amp_model_loss_scaler(amp_model* m, amp_value loss);
 /* The policy in use, from amp_model_create on. */
 AMP_DEF const amp_policy* amp_model_policy(const amp_model* m);
 
@@ -12627,9 +12632,13 @@ AMPI_CPU(step, amp_training* t, void* now, const void* saved, size_t bytes) {
 AMPI_CPU(read, amp_training* t AMPI_MAYBE) { return AMP_OK; }
 
 /* Closes the window if it is open. */
+AMPI_FN void ampi_scaler_close(amp_scaler* s) {
+    s->scaled = s->recorded = s->list_count = 0;
+    s->state.found_inf = s->state.unsound = 0;
+}
+
 AMPI_FN void ampi_cpu_abandon(amp_training* t, const amp_exec* exec AMPI_MAYBE) {
-    t->scaler.scaled = t->scaler.recorded = t->scaler.list_count = 0;
-    t->scaler.state.found_inf = t->scaler.state.unsound = 0;
+    ampi_scaler_close(&t->scaler);
 }
 
 #define AMPI_BOTH(op) amp_##op##_forward, amp_##op##_backward
@@ -12769,6 +12778,7 @@ typedef struct ampi_pass {
     int accumulate;             /* add to the weight gradients */
     float grad_factor;          /* 1 / (micro-batches * ranks) */
     int looking;                /* leave batch norm's running statistics alone */
+    const ampi_node* only;      /* the loss that this backward pass is of; NULL = of all */
     amp_eval_info* told;        /* in which predictions are counted; or NULL */
     int64_t first;              /* evaluation: the batch's first sample in its data */
     amp_layer_stats* observed;  /* statistics of each layer; or NULL */
@@ -12826,6 +12836,9 @@ struct amp_model {
     int micro;                    /* micro-batches of the current step already done */
     int unsummed;                 /* sums over ranks began for gradients from this parameter on */
     int awaits_backward;          /* amp_forward was called */
+    int own_scalers;              /* losses that have a scaler of their own: none, or all */
+    amp_scaler loss_scalers[AMP_MAX_LOSSES];
+    const ampi_node* overflowed;  /* the first such loss whose gradients did in this step, or NULL */
     int holds_values, holds_grads; /* outputs, retained gradients: of the last pass, in the arena */
     int labels_known;             /* labels were looked at, see ampi_doubt_labels */
     int told_update;              /* bits: the logger knows of 1 overflows of the update,
@@ -13494,7 +13507,7 @@ AMPI_FN amp_result ampi_keep_labels(amp_model* m, const amp_loss_desc* d) {
 
 /* Adds a loss over x, one number for the batch; desc NULL: weight 1, no smoothing. */
 AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_loss_desc* desc) {
-    const amp_loss_desc defaults = { 0.0f, 0.0f, NULL, NULL }, *d = desc ? desc : &defaults;
+    const amp_loss_desc defaults = { 0.0f, NULL, 0.0f, NULL, NULL }, *d = desc ? desc : &defaults;
     const int has_labels = op == AMP_OP_SOFTMAX_CROSS_ENTROPY;
     AMPI_DRAFT(n, op, x);
     AMPI_REFUSE_LAYER(m->loss_count == AMP_MAX_LOSSES, AMP_ERR_SHAPE,
@@ -13505,6 +13518,12 @@ AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_
     AMPI_REFUSE_LAYER(!has_labels && (d->ignored || d->class_weights), AMP_ERR_DESC,
         "ignored and class_weights are for softmax_cross_entropy only");
     ampi_draft_range(m, "weight", &d->weight, AMPI_FLT_MAX);
+    if (d->scaler) {
+        amp_scaler_desc own = *d->scaler;
+        own.logger = &m->draft_logger;
+        if (amp_scaler_init(&m->loss_scalers[m->loss_count], &own) != AMP_OK) return ampi_no_value();
+        m->loss_scalers[m->loss_count].logger = m->op_logger;
+    }
     if (has_labels) ampi_keep_labels(m, d);
 
     ampi_set_shape(n, 1, 1, 1);
@@ -13512,8 +13531,10 @@ AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_
     n->loss_weight = d->weight == 0.0f ? 1.0f : d->weight;
     n->smoothing = d->smoothing;
     const amp_value v = ampi_layer_add(m);
-    if (v.id) m->losses[m->loss_count++] = m->last;
-    else ampi_free(n->constants, &m->desc.allocator);
+    if (v.id) {
+        m->losses[m->loss_count++] = m->last;
+        m->own_scalers += d->scaler != NULL;
+    } else ampi_free(n->constants, &m->desc.allocator);
     return v;
 }
 
@@ -13909,14 +13930,15 @@ AMPI_FN void ampi_live_range_times(amp_model* m) {
     /* In the order of the backward pass: its first contribution to a gradient is written in place,
        others are summands. */
     for (ampi_node* n = m->last; n; n = n->prev) {
-        const int back = end - n->time;
+        /* Several backward passes read values to the end. */
+        const int back = end - n->time, read = m->own_scalers ? end : back;
         const int reads = n->on_loss_path && n->needs_grad ? n->row->reads : AMPI_READS_NONE;
         const size_t own = ampi_value_bytes(m, n);
 
         /* Its own value; those of inputs are filled before the first node runs. */
         if (!ampi_is_loss(n)) {
             ampi_live_range_use(ampi_live_data(n), n->input_count ? n->time : 0, own);
-            if (reads & AMPI_READS_OUTPUT) ampi_live_range_use(ampi_live_data(n), back, own);
+            if (reads & AMPI_READS_OUTPUT) ampi_live_range_use(ampi_live_data(n), read, own);
         }
 
         /* What a custom operator saves. */
@@ -13924,7 +13946,7 @@ AMPI_FN void ampi_live_range_times(amp_model* m) {
             const size_t bytes = ampi_align(n->custom->desc.saved_bytes * (size_t)m->desc.batch);
             ampi_live_range_use(&n->live[AMPI_LIVE_SAVED], n->time, bytes);
             if (reads != AMPI_READS_NONE)
-                ampi_live_range_use(&n->live[AMPI_LIVE_SAVED], back, bytes);
+                ampi_live_range_use(&n->live[AMPI_LIVE_SAVED], read, bytes);
         }
 
         /* What the caller reads stays to the end. The seed of an output is there from the start of
@@ -13939,7 +13961,7 @@ AMPI_FN void ampi_live_range_times(amp_model* m) {
             ampi_node* in = n->reads[j];
             const size_t bytes = ampi_value_bytes(m, in);
             ampi_live_range_use(ampi_live_data(in), n->time, bytes);
-            if (reads & AMPI_READS_INPUT) ampi_live_range_use(ampi_live_data(in), back, bytes);
+            if (reads & AMPI_READS_INPUT) ampi_live_range_use(ampi_live_data(in), read, bytes);
             if (!n->on_loss_path || !in->needs_grad) continue;
             ampi_live_range_use(ampi_live_grad(in), back, bytes);
             ampi_live_range_use(ampi_live_grad(in), end - in->time, bytes);
@@ -14262,6 +14284,23 @@ AMPI_FN amp_result ampi_init_values(amp_model* m) {
     return AMP_OK;
 }
 
+/* Refuses scalers of losses where some have none, or where one backward pass for each cannot be. */
+AMPI_FN amp_result ampi_check_loss_scalers(amp_model* m) {
+    if (m->own_scalers == 0) return AMP_OK;
+    AMPI_REFUSE(m->own_scalers < m->loss_count || m->desc.scaler, AMP_ERR_DESC,
+        "model: %d of %d losses have a scaler of their own; all need one, and the model none",
+        m->own_scalers, m->loss_count);
+    AMPI_REFUSE(m->backend->asynchronous || m->backend->reaches, AMP_ERR_UNSUPPORTED,
+        "model: losses with a scaler of their own are for the CPU, not '%s'", m->backend->name);
+    AMPI_REFUSE(ampi_dtype_or_f32(m->desc.grad_dtype) != AMP_F32, AMP_ERR_DTYPE,
+        "model: losses with a scaler of their own need grad_dtype f32");
+    AMPI_EACH_NODE(n)
+        AMPI_REFUSE(n->keeps_grad, AMP_ERR_UNSUPPORTED,
+            "model: the gradient of '%s' cannot be retained, where losses have scalers of their own",
+            n->layer.name);
+    return AMP_OK;
+}
+
 /* A level's scaler, when the user gives none: the style's where half gradients can underflow, else
    scale 1. */
 AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
@@ -14272,7 +14311,7 @@ AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
 
     /* A pin or a region may have made a layer half at O0, or in BF16. */
     AMPI_EACH_NODE(n) dynamic |= level != AMP_O3 && n->layer.compute_dtype == AMP_F16;
-    d.preset = !dynamic ? AMP_SCALER_STATIC
+    d.preset = !dynamic || m->own_scalers ? AMP_SCALER_STATIC
         : level == AMP_O2 ? ampi_styles[m->policy.style].o2_scaler
             : ampi_styles[m->policy.style].o1_scaler;
     if (d.preset == AMP_SCALER_STATIC) d.init_scale = 1.0f;
@@ -14320,6 +14359,7 @@ AMPI_FN amp_result ampi_finalize(amp_model* m) {
         m->region_count, m->region_count > 1 ? "s are" : " is");
     AMPI_REFUSE(m->input_count == 0, AMP_ERR_SHAPE, "model: there is no input");
     AMPI_TRY(ampi_check_names(m));
+    AMPI_TRY(ampi_check_loss_scalers(m));
     if (amp_optimizer_moments(&m->desc.optimizer) < 0) return AMP_ERR_DESC;
 
     /* Types, then the nodes as they run. */
@@ -14488,6 +14528,11 @@ AMP_DEF amp_optimizer* amp_model_optimizer(amp_model* m) {
     if (!ampi_is_final(m) || !m->param_count) return NULL;
     ampi_refresh(m);
     return &m->training.optimizer;
+}
+
+AMP_DEF amp_scaler* amp_model_loss_scaler(amp_model* m, amp_value loss) {
+    const ampi_node* n = ampi_is_final(m) && m->own_scalers ? ampi_find(m, loss) : NULL;
+    return n && ampi_is_loss(n) ? &m->loss_scalers[n->index] : NULL;
 }
 
 AMP_DEF const amp_policy* amp_model_policy(const amp_model* m) { return m ? &m->policy : NULL; }
@@ -14817,7 +14862,8 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
     const amp_ref db = ampi_weight_grad(m, n->params[AMPI_BIAS]);
     const size_t rows = m->pass.rows, count = rows * in->features;
     const float *scale = m->training.loss_scale, *mean = n->stats;
-    const float share = n->loss_weight * m->pass.grad_factor;
+    const int is_wanted = !m->pass.only || m->pass.only == n;
+    const float share = is_wanted ? n->loss_weight * m->pass.grad_factor : 0.0f;
 
     switch (n->layer.op) {
         case AMP_OP_INPUT: case AMP_OP_FLATTEN: return AMP_OK;
@@ -14874,7 +14920,8 @@ AMPI_FN amp_result ampi_load_seeds(amp_model* m, const amp_seeds* seeds) {
     AMPI_CLEAR(how);
     if (seeds && !seeds->scaled) {
         AMPI_TRY(ampi_refresh(m));
-        how.scale = m->training.scaler.state.scale_in_use * m->pass.grad_factor;
+        how.scale = m->pass.grad_factor * (m->pass.only ? *m->training.loss_scale
+            : m->training.scaler.state.scale_in_use);
     }
     for (int i = 0; i < m->output_count; i++) {
         const ampi_node* n = m->outputs[i];
@@ -15255,7 +15302,12 @@ AMPI_FN void ampi_describe_overflow(const amp_model* m, amp_step_info* info) {
         AMPI_SAY(info->message,
             "the loss is not finite%s: the forward pass gave inf or NaN; a lower loss scale does "
             "not help", alone ? "" : ", here or on another rank");
-    else if (!counted && alone) AMPI_SAY(info->message, "amp_scaler_report_overflow was called");
+    else if (m->overflowed) {
+        AMPI_SAY(info->culprit, "%s", m->overflowed->layer.name);
+        AMPI_SAY(info->message, "a gradient of the loss '%s' is not finite with its loss scale %g",
+            m->overflowed->layer.name,
+            (double)m->loss_scalers[m->overflowed->index].state.scale_in_use);
+    } else if (!counted && alone) AMPI_SAY(info->message, "amp_scaler_report_overflow was called");
     else if (!counted)
         AMPI_SAY(info->message, "a gradient of another rank is not finite with loss scale %g",
             scale);
@@ -15424,6 +15476,7 @@ AMPI_FN amp_result ampi_abandon_step(amp_model* m, amp_result why) {
     m->micro = 0;
     if (m->saved) ampi_copy_running(m, AMPI_BLOCK_RUNNING_SAVED, AMPI_BLOCK_RUNNING);
     ampi_run(training_abandon, &m->training);
+    for (int i = 0; i < m->own_scalers; i++) ampi_scaler_close(&m->loss_scalers[i]);
     m->stale = m->backend->asynchronous;
     return why;
 }
@@ -15447,7 +15500,87 @@ AMPI_FN amp_result ampi_run_forward(amp_model* m) {
     m->saved = 1;
     AMPI_TRY(ampi_forward(m, m->last, 1 /* with losses */));
     if (m->loss_count == 0) return AMP_OK;
+    for (int i = 0; i < m->own_scalers; i++)  /* on the CPU: fixes the window's scale */
+        amp_scaler_scale_loss(&m->loss_scalers[i], m->loss_values[i]);
     return ampi_run(training_losses, &m->training, m->loss_values, m->loss_count);
+}
+
+/* Of the gradient of parameter p, or of all (p NULL), times the loss scale: counts of inf and NaN,
+   and the sum of squares, in *found. */
+AMPI_FN amp_result ampi_scan_gradients(amp_model* m, const amp_param* p, ampi_chunk* found) {
+    float tile[AMPI_BLOCK];
+    AMPI_CLEAR(*found);
+    for (int k = 0; k < m->param_count; k++) {
+        const amp_tensor* t = &m->grad_list[k];
+        if (p && p != &m->params[k]) continue;
+        for (size_t n, at = 0; at < t->count; at += n) {
+            n = ampi_min_size(t->count - at, AMPI_BLOCK);
+            AMPI_RUN(download, amp_f32(tile), ampi_from(amp_ref_of(t->data, t->dtype), at), n);
+            ampi_scan(tile, AMP_F32, at, n, ampi_inf_bits(AMP_F32) - 1, found);
+        }
+    }
+    return AMP_OK;
+}
+
+/* Multiplies all weight gradients, FP32 on the CPU. */
+AMPI_FN void ampi_scale_gradients(amp_model* m, double factor) {
+    for (const amp_tensor* t = m->grad_list; t < m->grad_list + m->param_count; t++) {
+        float* g = (float*)t->data;
+        for (size_t i = 0; i < t->count; i++) g[i] = (float)((double)g[i] * factor);
+    }
+}
+
+/* The backward pass of one loss with a scale of its own; what other passes have made is brought to
+   that scale and back. Gradients that are not finite become 0, and their scaler and the model's
+   know. */
+AMPI_FN amp_result ampi_backward_loss(amp_model* m, int i, const amp_seeds* seeds) {
+    amp_scaler* s = &m->loss_scalers[i];
+    const float *scale = m->training.loss_scale, own = s->state.scale_in_use;
+    ampi_chunk found;
+    if (m->pass.accumulate) ampi_scale_gradients(m, (double)own);
+    m->pass.only = m->losses[i];
+    m->training.loss_scale = &s->state.scale_in_use;
+    amp_result r = ampi_load_seeds(m, seeds);
+    if (r == AMP_OK) r = ampi_backward(m, 0 /* starts */);
+    m->training.loss_scale = scale;
+    m->pass.only = NULL;
+    AMPI_TRY(r);
+
+    m->pass.accumulate = AMP_ACCUMULATE_PARAMS;
+    s->recorded = 1;
+    AMPI_TRY(ampi_scan_gradients(m, NULL, &found));
+    if (found.inf + found.nan > 0) {
+        if (!m->overflowed) m->overflowed = m->losses[i];
+        ampi_scaler_raise(s, 0);
+        ampi_scaler_raise(&m->training.scaler, 0);
+        memset(m->blocks[AMPI_BLOCK_GRADS].base, 0, m->blocks[AMPI_BLOCK_GRADS].bytes);
+    } else ampi_scale_gradients(m, 1.0 / (double)own);
+    return AMP_OK;
+}
+
+/* The backward pass, or one for each loss, the first with the seeds. starts: see ampi_backward. */
+AMPI_FN amp_result ampi_run_backward(amp_model* m, const amp_seeds* seeds, int starts) {
+    for (int i = 0; i < m->own_scalers; i++)
+        AMPI_TRY(ampi_backward_loss(m, i, i == 0 ? seeds : NULL));
+    if (m->own_scalers) return AMP_OK;
+    AMPI_TRY(ampi_load_seeds(m, seeds));
+    return ampi_backward(m, starts);
+}
+
+/* Moves the scales of losses by what each pass of the step has found on any rank. The model's fault
+   is none of a scale's. */
+AMPI_FN amp_result ampi_update_loss_scalers(amp_model* m) {
+    amp_result limit = AMP_OK;
+    for (int i = 0; i < m->own_scalers; i++) {
+        amp_scaler* s = &m->loss_scalers[i];
+        int found = s->state.found_inf != 0;
+        AMPI_TRY(ampi_any_rank(m, &found));
+        if (found) ampi_scaler_raise(s, m->training.last.overflow.unsound);
+        const amp_result r = amp_scaler_update(s);
+        if (limit == AMP_OK) limit = r;
+    }
+    if (m->own_scalers) m->training.limit = limit;
+    return AMP_OK;
 }
 
 /* The end of a step: sum over ranks, check, step or skip, new scale. */
@@ -15455,15 +15588,15 @@ AMPI_FN amp_result ampi_run_update(amp_model* m) {
     const ampi_allocation *now = &m->blocks[AMPI_BLOCK_RUNNING],
         *saved = &m->blocks[AMPI_BLOCK_RUNNING_SAVED];
     AMPI_TRY(ampi_agree(m));
-    return ampi_run(training_step, &m->training, now->base, saved->base, saved->bytes);
+    AMPI_RUN(training_step, &m->training, now->base, saved->base, saved->bytes);
+    return ampi_update_loss_scalers(m);
 }
 
 /* The same work for each batch, with the last micro-batch the update. */
 AMPI_FN amp_result ampi_run_step(amp_model* m) {
     const int is_last = m->micro == m->desc.accumulate;
     AMPI_TRY(ampi_run_forward(m));
-    AMPI_TRY(ampi_load_seeds(m, NULL));
-    AMPI_TRY(ampi_backward(m, is_last && m->comm.size > 1 && m->comm.start));
+    AMPI_TRY(ampi_run_backward(m, NULL, is_last && m->comm.size > 1 && m->comm.start));
     return is_last ? ampi_run_update(m) : AMP_OK;
 }
 
@@ -15509,6 +15642,7 @@ AMPI_FN amp_result ampi_begin_micro(amp_model* m, const amp_batch* b) {
     ampi_start_pass(m, b, 1 /* training */);
     if (m->micro++ == 0) {
         m->trouble[0] = 0;
+        m->overflowed = NULL;
         m->saved = 0;
         ampi_freeze(m);
     }
@@ -15659,23 +15793,6 @@ AMPI_FN amp_result ampi_check_seeds(amp_model* m, const amp_seeds* seeds) {
     return AMP_OK;
 }
 
-/* Of the gradient of parameter p, or of all (p NULL), times the loss scale: counts of inf and NaN,
-   and the sum of squares, in *found. */
-AMPI_FN amp_result ampi_scan_gradients(amp_model* m, const amp_param* p, ampi_chunk* found) {
-    float tile[AMPI_BLOCK];
-    AMPI_CLEAR(*found);
-    for (int k = 0; k < m->param_count; k++) {
-        const amp_tensor* t = &m->grad_list[k];
-        if (p && p != &m->params[k]) continue;
-        for (size_t n, at = 0; at < t->count; at += n) {
-            n = ampi_min_size(t->count - at, AMPI_BLOCK);
-            AMPI_RUN(download, amp_f32(tile), ampi_from(amp_ref_of(t->data, t->dtype), at), n);
-            ampi_scan(tile, AMP_F32, at, n, ampi_inf_bits(AMP_F32) - 1, found);
-        }
-    }
-    return AMP_OK;
-}
-
 /* Where a gradient of the pass is not finite, looks for the cause, while the batch is there. The
    search runs the model. */
 AMPI_FN amp_result ampi_look_for_trouble(amp_model* m) {
@@ -15696,8 +15813,7 @@ AMP_DEF amp_result amp_backward(amp_model* m, const amp_seeds* seeds) {
         "backward: the seeds of another rank were refused"));
 
     feholdexcept(&floats);
-    amp_result r = ampi_load_seeds(m, seeds);
-    if (r == AMP_OK) r = ampi_backward(m, 0 /* starts: the caller may look at gradients */);
+    amp_result r = ampi_run_backward(m, seeds, 0 /* starts: the caller may look at gradients */);
     m->holds_grads = r == AMP_OK;
     if (r == AMP_OK && !m->backend->asynchronous) r = ampi_look_for_trouble(m);
     fesetenv(&floats);
@@ -17236,7 +17352,7 @@ typedef struct ampi_number {
     char key[40];        /* the text's key: "amp.<name>", "amp.group<i>.<name>" */
     char text[AMPI_NUMBER];  /* the number here, as a text */
 } ampi_number;
-enum { AMPI_MAX_NUMBERS = 32 + 4 * AMP_MAX_GROUPS };
+enum { AMPI_MAX_NUMBERS = 32 + 4 * AMP_MAX_GROUPS, AMPI_MAX_SCALERS = 1 + AMP_MAX_LOSSES };
 
 #define AMPI_TENSOR_NAME 144  /* bytes of a name and the longest suffix, ".running_mean" */
 
@@ -17246,7 +17362,9 @@ typedef struct ampi_checkpoint {
     const char* saver;            /* the function that writes such a file, for sentences */
     amp_optimizer *optimizer, o;  /* the caller's; a copy with the file's logger, to which loading
                                      writes until all is checked */
-    amp_scaler *scaler, s;        /* likewise; NULL = none */
+    amp_scaler *scalers[AMPI_MAX_SCALERS], s[AMPI_MAX_SCALERS];  /* likewise; a model's, then those
+                                                                   of its losses */
+    int scaler_count;
     uint64_t passes;              /* likewise of a model: its passes in training so far */
     ampi_number numbers[AMPI_MAX_NUMBERS];
     int number_count;
@@ -17391,6 +17509,14 @@ AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
 
 enum { AMPI_SCALER_TEXT = 2 * AMP_SCALER_STATE_BYTES + 1 };
 
+/* The key of a scaler's text: "amp.scaler", "amp.scaler1", ... */
+typedef struct ampi_scaler_key { char text[16]; } ampi_scaler_key;
+AMPI_FN ampi_scaler_key ampi_scaler_key_of(int i) {
+    ampi_scaler_key key;
+    AMPI_SAY(key.text, i ? "amp.scaler%d" : "amp.scaler", i);
+    return key;
+}
+
 /* A scaler's state as hexadecimal text. */
 AMPI_FN const char* ampi_show_scaler(const unsigned char* bytes, char out[AMPI_SCALER_TEXT]) {
     for (size_t i = 0; i < AMP_SCALER_STATE_BYTES; i++) ampi_say(out + 2 * i, 3, "%.2x", bytes[i]);
@@ -17400,13 +17526,17 @@ AMPI_FN const char* ampi_show_scaler(const unsigned char* bytes, char out[AMPI_S
 /* Writes numbers, scaler and tensors to a file, after the checks that loading would make. The text
    amp.crc32 is the CRC-32 of the texts that loading sets, each with its final 0. */
 AMPI_FN amp_result ampi_state_save(ampi_checkpoint* c, const char* path) {
-    amp_file_text texts[AMPI_MAX_NUMBERS + 2];
+    amp_file_text texts[AMPI_MAX_NUMBERS + AMPI_MAX_SCALERS + 1];
     unsigned char bytes[AMP_SCALER_STATE_BYTES];
-    char scaler[AMPI_SCALER_TEXT], crc_text[AMPI_NUMBER];
+    ampi_scaler_key keys[AMPI_MAX_SCALERS];
+    char scalers[AMPI_MAX_SCALERS][AMPI_SCALER_TEXT], crc_text[AMPI_NUMBER];
     uint32_t crc = 0;
     int n = 0;
     AMPI_TRY(ampi_optimizer_check_rates(&c->o, c->saver));
-    if (c->scaler) AMPI_TRY(amp_scaler_save(&c->s, bytes, sizeof bytes));
+    for (int i = 0; i < c->scaler_count; i++) {
+        AMPI_TRY(amp_scaler_save(&c->s[i], bytes, sizeof bytes));
+        ampi_show_scaler(bytes, scalers[i]);
+    }
     AMPI_TRY(ampi_state_list(c, 0 /* not weights alone */));
 
     AMPI_EACH_NUMBER(c, x) {
@@ -17417,8 +17547,11 @@ AMPI_FN amp_result ampi_state_save(ampi_checkpoint* c, const char* path) {
         if (x->role == AMPI_LOADED) crc = ampi_crc32(crc, x->text, strlen(x->text) + 1);
     }
 
-    texts[n].key = "amp.scaler";
-    if (c->scaler) texts[n++].value = ampi_show_scaler(bytes, scaler);
+    for (int i = 0; i < c->scaler_count; i++) {
+        keys[i] = ampi_scaler_key_of(i);
+        texts[n].key = keys[i].text;
+        texts[n++].value = scalers[i];
+    }
     texts[n].key = "amp.crc32";
     texts[n++].value = ampi_show_number(crc, 16, crc_text);
     c->file.texts = texts;
@@ -17485,25 +17618,29 @@ AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
     return AMP_OK;
 }
 
-/* Loads a scaler's state from the file's hexadecimal text into the copy. */
-AMPI_FN amp_result ampi_scaler_read(ampi_checkpoint* c) {
+/* Loads the state of scaler i from the file's hexadecimal text into the copy; refuses a text for
+   which there is no scaler. */
+AMPI_FN amp_result ampi_scaler_read(ampi_checkpoint* c, int i) {
     unsigned char bytes[AMP_SCALER_STATE_BYTES] = { 0 };
     unsigned byte = 0;
     char again[AMPI_SCALER_TEXT];
     ampi_file* f = &c->file;
-    const char* text = ampi_text_of(f, "amp.scaler");
-    if (!c->scaler && !text) return AMP_OK;
-    AMPI_REFUSE_FILE(!c->scaler, "'%s' holds a scaler, but none is given", f->path);
+    const ampi_scaler_key key = ampi_scaler_key_of(i);
+    const char* text = ampi_text_of(f, key.text);
+    if (i >= c->scaler_count) {
+        AMPI_REFUSE_FILE(text, "'%s' holds a scaler, but none is given", f->path);
+        return AMP_OK;
+    }
     const int fits = text && strlen(text) == sizeof again - 1;
 
     /* Where sscanf finds no digits, the text is not what ampi_show_scaler makes of the bytes. */
-    for (size_t i = 0; fits && i < sizeof bytes; i++) {
-        sscanf(text + 2 * i, "%2x", &byte);
-        bytes[i] = (unsigned char)byte;
+    for (size_t k = 0; fits && k < sizeof bytes; k++) {
+        sscanf(text + 2 * k, "%2x", &byte);
+        bytes[k] = (unsigned char)byte;
     }
     AMPI_REFUSE_FILE(!fits || strcmp(ampi_show_scaler(bytes, again), text) != 0,
-        "'%s': amp.scaler is missing or malformed", f->path);
-    return amp_scaler_load(&c->s, bytes, sizeof bytes);
+        "'%s': %s is missing or malformed", f->path, key.text);
+    return amp_scaler_load(&c->s[i], bytes, sizeof bytes);
 }
 
 /* Gives the loaded state to the caller's objects, and tells of numbers that differ. */
@@ -17512,9 +17649,9 @@ AMPI_FN amp_result ampi_state_take(ampi_checkpoint* c) {
     amp_optimizer* o = c->optimizer;
     o->state = c->o.state;
     memcpy(o->groups, c->o.groups, sizeof o->groups);
-    if (c->scaler) {
-        c->s.logger = c->scaler->logger;
-        *c->scaler = c->s;
+    for (int i = 0; i < c->scaler_count; i++) {
+        c->s[i].logger = c->scalers[i]->logger;
+        *c->scalers[i] = c->s[i];
     }
     if (m) {
         m->training.passes = c->passes;
@@ -17536,7 +17673,7 @@ AMPI_FN amp_result ampi_state_load(ampi_checkpoint* c) {
     ampi_file* f = &c->file;
     const ampi_number* graph = &c->numbers[c->number_count - 1];
     AMPI_TRY(ampi_numbers_read(c));
-    AMPI_TRY(ampi_scaler_read(c));
+    for (int i = 0; i < AMPI_MAX_SCALERS; i++) AMPI_TRY(ampi_scaler_read(c, i));
     AMPI_TRY(ampi_file_want(f, 0 /* all */));
     AMPI_EACH_ENTRY(f, e)
         AMPI_REFUSE_FILE(!e->wanted, "tensor '%s' is in the file, but not in %s",
@@ -17602,11 +17739,15 @@ AMPI_FN amp_result ampi_checkpoint_begin(ampi_checkpoint* c, amp_model* m, amp_o
     c->o.desc.maximize = o->desc.maximize != 0;
     c->o.desc.nesterov = o->desc.nesterov != 0;
     c->o.desc.eps_in_root = o->desc.eps_in_root != 0;
-    c->scaler = s;
-    if (s) c->s = *s;
     AMPI_CLEAR(c->o.logger);
     if (f->desc.logger) c->o.logger = *f->desc.logger;
-    c->s.logger = c->o.logger;
+    if (s) c->scalers[c->scaler_count++] = s;
+    for (int i = 0; m && i < m->own_scalers; i++)
+        c->scalers[c->scaler_count++] = &m->loss_scalers[i];
+    for (int i = 0; i < c->scaler_count; i++) {
+        c->s[i] = *c->scalers[i];
+        c->s[i].logger = c->o.logger;
+    }
 
     ampi_numbers_list(c);
     return m ? AMP_OK : ampi_params_validate(&c->o);  /* a loop may have changed them since init */

@@ -500,6 +500,174 @@ static void test_inference(void) {
     remove(path);
 }
 
+/* Two losses of one network. scales: the first scales of each, 0 = the model's. */
+static amp_model* two_losses(amp_model_desc d, const float* scales, amp_value* loss) {
+    amp_scaler_desc own[2];
+    amp_loss_desc l[2];
+    amp_model* m;
+    amp_value x, h;
+    int i;
+    memset(own, 0, sizeof own);
+    memset(l, 0, sizeof l);
+    for (i = 0; scales && i < 2; i++) {
+        own[i].init_scale = scales[i];
+        own[i].growth_interval = 6;
+        l[i].scaler = &own[i];
+    }
+    l[1].weight = 0.5f;
+    m = new_model(&d);
+    x = amp_input(m, 1, SIDE, SIDE);
+    h = amp_tanh(m, amp_linear(m, amp_relu(m, amp_conv2d(m, x, 4, 3, 1, 1)), 16));
+    loss[0] = amp_softmax_cross_entropy_with(m, amp_linear(m, h, CLASSES), &l[0]);
+    loss[1] = amp_mse_with(m, amp_linear(m, h, CLASSES), &l[1]);
+    CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", heard);
+    return m;
+}
+
+/* Each loss with a scaler of its own gives the gradients of one scaler for both, at any scales and in micro-batches; an
+   overflow of one skips the step, halves its scale and no other's; what a checkpoint brings back goes on as before. */
+static void test_loss_scalers(void) {
+    static const float scales[3][2] = { { 1.0f, 1.0f }, { 65536.0f, 256.0f }, { 1024.0f, 1125899906842624.0f } };
+    const char* path = "build/scalers.safetensors";
+    int k, level, step, micro, i;
+    for (level = 0; level <= 2; level += 2)
+        for (k = 0; k < 3; k++) {
+            amp_model_desc d = model_desc(4, (amp_level)level, AMP_F16);
+            amp_value loss[2], none[2];
+            amp_model *both, *own, *later;
+            amp_step_info a, b, c;
+            double worst = 0.0;
+            memset(&b, 0, sizeof b);
+            d.accumulate = 2;
+            d.optimizer.lr = 0.05f;
+            both = two_losses(d, NULL, none);
+            own = two_losses(d, scales[k], loss);
+            CHECK(amp_model_loss_scaler(both, none[0]) == NULL && amp_model_loss_scaler(own, loss[1]) != NULL);
+            CHECK(amp_model_scaler(own)->state.scale == 1.0f && amp_model_scaler(own)->rule.is_static);
+            for (step = 0; step < 24; step++) {
+                const float before = amp_model_loss_scaler(own, loss[1])->state.scale;
+                for (micro = 0; micro < 2; micro++) {
+                    amp_batch batch = labelled(4 * micro, 4);
+                    batch.targets[1] = wishes + 4 * micro * CLASSES;
+                    CHECK(amp_train_step(both, &batch, &a) == AMP_OK);
+                    CHECK_MSG(amp_train_step(own, &batch, &b) == AMP_OK, "%s", heard);
+                }
+                if (b.outcome == AMP_STEP_APPLIED) continue;
+                CHECK_MSG(strcmp(b.culprit, "mse1") == 0
+                    && strstr(b.message, "the loss 'mse1' is not finite with its loss scale"), "%s", b.message);
+                CHECK(amp_model_loss_scaler(own, loss[1])->state.scale == before / 2);
+            }
+            CHECK_MSG((b.skipped > 20) == (k == 2 && level == 2), "%d", (int)b.skipped);
+            CHECK(amp_model_loss_scaler(own, loss[0])->state.scale == scales[k][0] * 16.0f);    /* grows after each six */
+            for (i = 0; k < 2 && i < 8; i++) {
+                const amp_param *p = amp_model_params(both, NULL) + i, *q = amp_model_params(own, NULL) + i;
+                size_t e;
+                for (e = 0; e < p->count; e++) worst = fmax(worst, fabs((double)p->master[e] - (double)q->master[e]));
+            }
+            CHECK_MSG(worst < (level ? 1e-3 : 1e-6), "%g", worst);
+
+            /* Saved and loaded, it goes on with the same bits. */
+            CHECK(amp_checkpoint_save(own, path) == AMP_OK);
+            later = two_losses(d, scales[k], none);
+            CHECK_MSG(amp_checkpoint_load(later, path) == AMP_OK, "%s", heard);
+            for (step = 0; step < 4; step++)
+                for (micro = 0; micro < 2; micro++) {
+                    amp_batch batch = labelled(4 * micro, 4);
+                    batch.targets[1] = wishes + 4 * micro * CLASSES;
+                    CHECK(amp_train_step(own, &batch, &b) == AMP_OK && amp_train_step(later, &batch, &c) == AMP_OK);
+                    CHECK(b.outcome == c.outcome && same_weights(own, later));
+                }
+            for (i = 0; i < 2; i++)
+                CHECK(memcmp(&amp_model_loss_scaler(own, loss[i])->state, &amp_model_loss_scaler(later, none[i])->state,
+                    sizeof(amp_scaler_state)) == 0);
+            CHECK(amp_checkpoint_load(both, path) == AMP_ERR_FORMAT);
+            amp_model_destroy(later);
+            amp_model_destroy(both);
+            amp_model_destroy(own);
+        }
+    remove(path);
+}
+
+/* Outputs with seeds beside such losses; a NaN of the model is no scaler's fault; mistakes. */
+static void test_loss_scalers_otherwise(void) {
+    static const float scales[2] = { 4096.0f, 16.0f }, too_large[2] = { 16.0f, 1125899906842624.0f };
+    amp_model_desc d = model_desc(4, AMP_O1, AMP_F16);
+    amp_value loss[2];
+    amp_model* m = two_losses(d, scales, loss);
+    amp_batch b = labelled(0, 4);
+    amp_step_info info;
+    float data[4 * PIXELS];
+    int mistake, i;
+    memcpy(data, pictures, sizeof data);
+    put_bits(&data[3], 0x7fc00000u);
+    b.targets[1] = wishes;
+    b.inputs[0] = data;
+    CHECK(amp_train_step(m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_SKIPPED_MODEL);
+    for (i = 0; i < 2; i++) CHECK(amp_model_loss_scaler(m, loss[i])->state.scale == scales[i]);
+    b.inputs[0] = pictures;
+    CHECK(amp_forward(m, &b, NULL) == AMP_OK && amp_discard(m) == AMP_OK);
+    CHECK(amp_train_step(m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_APPLIED);
+    CHECK(amp_model_loss_scaler(m, loss[0])->state.tracker == 1);
+    amp_model_destroy(m);
+
+    /* An overflow in a step that is dropped is forgotten. */
+    d.precision.level = AMP_O2;
+    m = two_losses(d, too_large, loss);
+    CHECK(amp_forward(m, &b, NULL) == AMP_OK && amp_backward(m, NULL) == AMP_OK);
+    CHECK(amp_model_loss_scaler(m, loss[1])->state.found_inf == 1 && amp_discard(m) == AMP_OK);
+    CHECK(amp_model_loss_scaler(m, loss[1])->state.found_inf == 0);
+    amp_model_destroy(m);
+
+    /* inf in the data that tanh hides from the loss, and not from the weights' gradients. */
+    {
+        amp_scaler_desc own;
+        amp_loss_desc l;
+        amp_value v;
+        memset(&own, 0, sizeof own);
+        memset(&l, 0, sizeof l);
+        l.scaler = &own;
+        own.init_scale = 8.0f;
+        d.precision.level = AMP_O0;
+        d.precision.low_dtype = AMP_DTYPE_DEFAULT;
+        m = new_model(&d);
+        v = amp_tanh(m, amp_linear(m, amp_input(m, 1, SIDE, SIDE), 16));
+        v = amp_softmax_cross_entropy_with(m, amp_linear(m, v, CLASSES), &l);
+        CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", heard);
+        put_bits(&data[3], 0x7f800000u);
+        b.inputs[0] = data;
+        CHECK(amp_train_step(m, &b, &info) == AMP_OK && amp_is_finite(amp_f32(&info.loss)));
+        CHECK_MSG(info.outcome == AMP_STEP_SKIPPED_MODEL && amp_model_loss_scaler(m, v)->state.scale == 8.0f, "%s, %g",
+            info.message, (double)amp_model_loss_scaler(m, v)->state.scale);
+        amp_model_destroy(m);
+    }
+
+    for (mistake = 0; mistake < 4; mistake++) {
+        static const char* const said[] = {
+            "model: 1 of 2 losses have a scaler of their own; all need one, and the model none",
+            "model: losses with a scaler of their own need grad_dtype f32",
+            "model: the gradient of 'input1' cannot be retained, where losses have scalers of their own",
+            "mse on 'linear1': scaler: init_scale" };
+        amp_scaler_desc own;
+        amp_loss_desc l;
+        amp_value x, y;
+        amp_model_desc e = d;
+        memset(&own, 0, sizeof own);
+        memset(&l, 0, sizeof l);
+        l.scaler = &own;
+        if (mistake == 3) own.init_scale = -1.0f;
+        if (mistake == 1) e.grad_dtype = AMP_F16;
+        m = new_model(&e);
+        x = amp_input(m, 4, 1, 1);
+        y = amp_linear(m, x, 2);
+        if (mistake == 2) amp_retain_gradient(m, x);
+        amp_mse_with(m, y, &l);
+        if (mistake == 0) amp_mse(m, y);
+        CHECK(amp_model_finalize(m) != AMP_OK);
+        CHECK_MSG(strstr(amp_model_error(m), said[mistake]) == amp_model_error(m), "%s", amp_model_error(m));
+        amp_model_destroy(m);
+    }
+}
+
 int main(int argc, char** argv) {
     TEST_BEGIN(argc, argv);
     make_pictures();
@@ -515,5 +683,7 @@ int main(int argc, char** argv) {
     TEST(test_refused_parts);
     TEST(test_refused_outputs);
     TEST(test_inference);
+    TEST(test_loss_scalers);
+    TEST(test_loss_scalers_otherwise);
     TEST_END();
 }
