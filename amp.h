@@ -1384,13 +1384,13 @@ typedef struct amp_norm_desc {
 } amp_norm_desc;
 typedef struct amp_loss_desc {
     float weight;     /* of this loss in the sum; 0 = 1; > 0 */
-    const amp_scaler_desc* scaler; /* NULL = the model's. A loss scale of this loss alone, as Apex's
-                                      loss_id: a backward pass and a finding of its own. All losses
-                                      have one, or none; FP32 gradients on the CPU. Copied */
     /* of softmax cross-entropy alone, as in amp_cross_entropy_desc; what they point at is copied */
     float smoothing;
     const int32_t* ignored;      /* a label that does not count, of any value; NULL = none */
     const float* class_weights;  /* [K] */
+    const amp_scaler_desc* scaler; /* NULL = the model's. A loss scale of this loss alone, as Apex's
+                                      loss_id: a backward pass and a finding of its own. All losses
+                                      have one, or none; FP32 gradients on the CPU. Copied */
 } amp_loss_desc;
 
 /* A layer's short call takes numbers, or nothing; the one that ends in _with takes a desc, NULL =
@@ -12838,7 +12838,7 @@ struct amp_model {
     int awaits_backward;          /* amp_forward was called */
     int own_scalers;              /* losses that have a scaler of their own: none, or all */
     amp_scaler loss_scalers[AMP_MAX_LOSSES];
-    const ampi_node* overflowed;  /* the first such loss whose gradients did in this step, or NULL */
+    const ampi_node* overflowed;  /* the first such loss that overflowed in this step, or NULL */
     int holds_values, holds_grads; /* outputs, retained gradients: of the last pass, in the arena */
     int labels_known;             /* labels were looked at, see ampi_doubt_labels */
     int told_update;              /* bits: the logger knows of 1 overflows of the update,
@@ -13507,7 +13507,7 @@ AMPI_FN amp_result ampi_keep_labels(amp_model* m, const amp_loss_desc* d) {
 
 /* Adds a loss over x, one number for the batch; desc NULL: weight 1, no smoothing. */
 AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_loss_desc* desc) {
-    const amp_loss_desc defaults = { 0.0f, NULL, 0.0f, NULL, NULL }, *d = desc ? desc : &defaults;
+    const amp_loss_desc defaults = { 0.0f, 0.0f, NULL, NULL, NULL }, *d = desc ? desc : &defaults;
     const int has_labels = op == AMP_OP_SOFTMAX_CROSS_ENTROPY;
     AMPI_DRAFT(n, op, x);
     AMPI_REFUSE_LAYER(m->loss_count == AMP_MAX_LOSSES, AMP_ERR_SHAPE,
@@ -13519,10 +13519,11 @@ AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_
         "ignored and class_weights are for softmax_cross_entropy only");
     ampi_draft_range(m, "weight", &d->weight, AMPI_FLT_MAX);
     if (d->scaler) {
+        amp_scaler* s = &m->loss_scalers[m->loss_count];
         amp_scaler_desc own = *d->scaler;
         own.logger = &m->draft_logger;
-        if (amp_scaler_init(&m->loss_scalers[m->loss_count], &own) != AMP_OK) return ampi_no_value();
-        m->loss_scalers[m->loss_count].logger = m->op_logger;
+        if (amp_scaler_init(s, &own) != AMP_OK) return ampi_no_value();
+        s->logger = m->op_logger;
     }
     if (has_labels) ampi_keep_labels(m, d);
 
@@ -14296,7 +14297,7 @@ AMPI_FN amp_result ampi_check_loss_scalers(amp_model* m) {
         "model: losses with a scaler of their own need grad_dtype f32");
     AMPI_EACH_NODE(n)
         AMPI_REFUSE(n->keeps_grad, AMP_ERR_UNSUPPORTED,
-            "model: the gradient of '%s' cannot be retained, where losses have scalers of their own",
+            "model: the gradient of '%s' cannot be retained, as losses have scalers of their own",
             n->layer.name);
     return AMP_OK;
 }

@@ -645,7 +645,7 @@ static void test_loss_scalers_otherwise(void) {
         static const char* const said[] = {
             "model: 1 of 2 losses have a scaler of their own; all need one, and the model none",
             "model: losses with a scaler of their own need grad_dtype f32",
-            "model: the gradient of 'input1' cannot be retained, where losses have scalers of their own",
+            "model: the gradient of 'input1' cannot be retained, as losses have scalers of their own",
             "mse on 'linear1': scaler: init_scale" };
         amp_scaler_desc own;
         amp_loss_desc l;
