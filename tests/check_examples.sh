@@ -25,7 +25,7 @@ done
     { echo "the page of the lessons lacks a panel of a picture"; exit 1; }
 [ "$(grep -c '<code>' $out/lessons/index.html)" -ge "$(cat examples/lessons/[0-9]*.c | wc -l)" ] ||
     { echo "the page of the lessons lacks a program"; exit 1; }
-awk 'length > 100 { print FILENAME ": " $0; wide = 1 } END { exit wide }' build/lessons/*.txt ||
+awk 'length > 79 { print FILENAME ": " $0; wide = 1 } END { exit wide }' build/lessons/*.txt ||
     { echo "a line of a table is wider than the page gives it room"; exit 1; }
 [ "$(grep -c '<ol' $out/lessons/index.html)" -eq "$((2 * $(find examples/lessons -name '[01]*.c' | wc -l) + 1))" ] ||
     { echo "the page has other lists than exercises and answers of each lesson, and the capstone's"; exit 1; }

@@ -59,7 +59,7 @@ static void walk(int which) {
     }
     below_one[which] = 100.0 * below / f->largest;
     stored[which] = (float)value(f, nearest(f, number));
-    printf(" %-5s %4d  %7d  %11.5g  %9.3g  %9.3g  %6.1f %%  %8d  %9.6f  %5.2f %%\n", f->name,
+    printf("%-5s %3d %7d %10.5g %8.3g %8.3g %5.1f %% %6d  %8.6f %5.2f %%\n", f->name,
            1 + f->exponent_bits + f->fraction_bits, f->largest, value(f, f->largest), value(f, 1 << f->fraction_bits),
            value(f, 1), below_one[which], whole, (double)stored[which],
            100.0 * fabs((double)stored[which] - number) / number);
@@ -104,12 +104,13 @@ static int draw(int argc, char** argv) {
 
 int main(int argc, char** argv) {
     int i;
-    printf(" type  bits  numbers      largest     normal   smallest  below 1     whole     0.3952  wrong\n"
-           "               above                    from                     numbers    becomes     by\n"
-           "                   0                                                  to\n");
+    printf("type bits numbers    largest   normal smallest   below  whole    0.3952   wrong\n"
+           "            above               from                1 numbers  becomes      by\n"
+           "                0                                          to\n");
     for (i = FORMATS - 1; i >= 0; i--) walk(i);
-    printf("\ncheck: of FP16's positive numbers %.1f %% lie below 1 (run: 48.4 %%), the largest is %g (IEEE 754:\n"
-           "       65504), the smallest 2^%g (2^-24); 0.3952 becomes %.6f (run: 0.395264)\n", below_one[FP16],
+    printf("\ncheck: of FP16's positive numbers %.1f %% lie below 1 (run: 48.4 %%), the\n"
+           "       largest is %g (IEEE 754: 65504), the smallest 2^%g (2^-24);\n"
+           "       0.3952 becomes %.6f (run: 0.395264)\n", below_one[FP16],
            (double)values[FP16][formats[FP16].largest], (double)powers[FP16][1], (double)stored[FP16]);
     if (fabs(below_one[FP16] - 48.4) > 0.05 || fabs((double)stored[FP16] - 0.395264) > 1e-6 || !amp_agrees())
         return fprintf(stderr, "01_half: amp.h reads a code otherwise, or there are other codes\n"), 1;

@@ -98,9 +98,10 @@ int main(int argc, char** argv) {
     bf16 = (double)path[0][0][999];
     fp16 = (double)path[0][1][999];
     mixed = (double)path[0][2][999];
-    printf("check: 0.01 a thousand times is %.6f in FP16 (run: 9.953125), %g in BF16 (4), %.6f with\n"
-           "       an FP32 sum (10.002136) and the same by amp_gemm; 1 + 1/2 + ... stops at %.4f in FP16\n"
-           "       (7.0859) and %.4f in BF16 (5.0625), ones stop at %g (2048) and %g (256)\n", fp16, bf16, mixed,
+    printf("check: 0.01 a thousand times is %.6f in FP16 (run: 9.953125), %g in BF16\n"
+           "       (4), %.6f with an FP32 sum (10.002136) and the same by amp_gemm;\n"
+           "       1 + 1/2 + ... stops at %.4f in FP16 (7.0859) and %.4f in BF16\n"
+           "       (5.0625), ones stop at %g (2048) and %g (256)\n", fp16, bf16, mixed,
            (double)path[1][1][TERMS - 1], (double)path[1][0][TERMS - 1], (double)path[2][1][TERMS - 1],
            (double)path[2][0][TERMS - 1]);
     if (fp16 != 9.953125 || bf16 != 4.0 || fabs(mixed - 10.002136) > 1e-6 || product != mixed)

@@ -1,11 +1,9 @@
-/* 03_gradients.c - lesson 3: where do gradients live?
+/* 03_gradients.c - lesson 3: where do gradients live?                                 Run:  make lesson N=3
 
    Training changes each weight a little, against its gradient: how much the loss grows when the weight grows. All
    gradients are found by going backwards through the layers (the backward pass). This program trains a small network on
    digits in FP32, stops, and looks at each: which power of two is it? Below 2^-14 a half has fewer bits, below 2^-25
-   it is 0, and nothing is learnt. With the loss times a constant, the loss scale, all gradients grow by that factor.
-
-   Run:  make lesson N=3                                                                                      */
+   it is 0, and nothing is learnt. With the loss times a constant, the loss scale, all gradients grow by that factor. */
 #define AMP_IMPLEMENTATION
 #include "../chart.h"
 #include "../data.h"
@@ -63,11 +61,11 @@ static int look(amp_model* m, const data_set* digits, float scale, sums layers[L
 
 static double percent(double part, const sums* s) { return 100.0 * part / s->values; }
 static void print(void) {
-    printf("                     0 in | of the others, in half |  in half, times %g\n"
-           "gradients of         FP32 |       0     subnormal  |       0     subnormal    infinite\n", (double)SCALE);
+    printf("                     0 in | others, in half    |  in half, times %g\n"
+           "gradients of         FP32 |       0  subnormal |       0  subnormal  infinite\n", (double)SCALE);
     for (int row = 0; row < 2 * (LAYERS + 1); row++) {
         const sums *a = &seen[0][row / 2][row % 2], *b = &seen[1][row / 2][row % 2];
-        printf("%-8s %-8s %5.1f %% | %5.2f %%     %6.2f %%   | %5.2f %%     %6.2f %%    %6.3f %%\n", names[row / 2],
+        printf("%-8s %-8s %5.1f %% | %5.2f %%   %6.2f %% | %5.2f %%   %6.2f %%  %6.3f %%\n", names[row / 2],
                row % 2 ? "weights" : "outputs", 100.0 * a->zeros / (a->values + a->zeros), percent(a->lost, a),
                percent(a->subnormal, a), percent(b->lost, b), percent(b->subnormal, b), percent(b->infinite, b));
     }
@@ -112,8 +110,9 @@ int main(int argc, char** argv) {
     data_free(&digits);
     print();
     const sums *plain = &seen[0][ALL][1], *scaled = &seen[1][ALL][1];
-    printf("\ncheck: half loses %.2f %% of weight gradients (of a speech model's about 5 %%: Micikevicius et al.,\n"
-           "       2018), and %.2f %% with a loss scale\n", percent(plain->lost, plain), percent(scaled->lost, scaled));
+    printf("\ncheck: half loses %.2f %% of weight gradients (of a speech model's about 5 %%:\n"
+           "       Micikevicius et al., 2018), and %.2f %% with a loss scale\n", percent(plain->lost, plain),
+           percent(scaled->lost, scaled));
     if (plain->lost < 0.02 * plain->values || scaled->lost > plain->lost / 4.0 || scaled->infinite > 0.0)
         return fprintf(stderr, "03_gradients: half loses no gradients, or the scale does not save them\n"), 1;
     return draw(argc, argv) ? 0 : 1;

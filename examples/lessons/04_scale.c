@@ -110,9 +110,9 @@ int main(int argc, char** argv) {
         }
     }
     printf("\nOne batch in FP32 suggests a scale of 2^%g.\n"
-           "check: on MNIST, with another network, scale 1 lost 97 %% of the gradients and learnt 11.7 %%,\n"
-           "       good were 2^4 to 2^34; here scale 1 loses %.1f %% and learns %.1f %%, good are 2^%d to 2^%d\n",
-           log2(suggested), (double)lost[0], (double)accuracy[0], first, last);
+           "check: on MNIST, with another network, scale 1 lost 97 %% of the gradients and\n"
+           "       learnt 11.7 %%, good were 2^4 to 2^34; here it loses %.1f %% and learns\n"
+           "       %.1f %%, good are 2^%d to 2^%d\n", log2(suggested), (double)lost[0], (double)accuracy[0], first, last);
     if (!draw(path, first, last, error)) return fprintf(stderr, "04_scale: %s\n", error), 1;
     if (accuracy[0] < 25.0f && lost[0] > 90.0f && first > 0 && first < 8 && last > 30 && skipped[SCALES - 1] > 90.0f)
         return 0;

@@ -92,8 +92,8 @@ int main(int argc, char** argv) {
     char error[CHART_ERROR] = "one argument at most, the path of the picture";
     const char* path = argc > 1 ? argv[1] : "05_scalers.svg";
     if (argc > 2 || !chart_try(path, error)) return fprintf(stderr, "05_scalers: %s\n", error), 1;
-    printf("                      | skipped steps  | log2 of the scale at step     | at the end, where gradients\n"
-           "rule                  | at first | all |     0 | %d | %d | %d | never and always overflow\n", BAD_STEP,
+    printf("                     | skipped  | log2 of the scale at step| at the end, if\n"
+           "rule                 |first all |   0  %d  %d %d | none or all overflow\n", BAD_STEP,
            BAD_STEP + 1, STEPS);
     for (int i = 0; i < PRESETS; i++) {
         amp_scaler_preset p = (amp_scaler_preset)i;
@@ -101,17 +101,17 @@ int main(int argc, char** argv) {
         follow(p, 0.0f, -1, LONG, &never[i]);
         follow(p, INFINITY, -1, BROKEN, &always[i]);
         chart_progress("each rule in three runs", i + 1, PRESETS);
-        printf("%-21s | %8d | %3d | %5g | %4g | %4g | %5g | %5g   %5g", amp_scaler_preset_name(p),
+        printf("%-21s| %3d %4d | %3g %5g %5g %5g | %4g %5g", amp_scaler_preset_name(p),
                runs[i].skipped_first, runs[i].skipped, (double)runs[i].log2_scale[0],
                (double)runs[i].log2_scale[BAD_STEP], (double)runs[i].log2_scale[BAD_STEP + 1], (double)runs[i].end,
                (double)never[i].end, (double)always[i].end);
-        if (always[i].stopped) printf(", error at %d", always[i].steps);
+        if (always[i].stopped) printf(" error %d", always[i].steps);
         printf("\n");
     }
     const run *torch = always + AMP_SCALER_PYTORCH, *manager = always + AMP_SCALER_MINDSPORE_MANAGER;
-    printf("\ncheck: 144 overflows take PyTorch's scale from 2^16 to 2^-128, 1 over it is no float (run): %d\n"
-           "       MindSpore's manager gives up at overflow 1001 in a row (its source): %d\n", torch->steps,
-           manager->steps);
+    printf("\ncheck: 144 overflows take PyTorch's scale from 2^16 to 2^-128, 1 over it is no\n"
+           "       float (run): %d; MindSpore's manager gives up at overflow 1001: %d\n",
+           torch->steps, manager->steps);
     if (!draw(path, runs, error)) return fprintf(stderr, "05_scalers: %s\n", error), 1;
     const float *torch_scale = runs[AMP_SCALER_PYTORCH].log2_scale, *deep = runs[AMP_SCALER_DEEPSPEED].log2_scale;
     if (torch->steps == 144 && manager->steps == 1001 && torch_scale[BAD_STEP + 1] == torch_scale[BAD_STEP] - 1.0f

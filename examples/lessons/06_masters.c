@@ -103,14 +103,14 @@ int main(int argc, char** argv) {
     double fp32 = train(AMP_O0, AMP_F16), fp16 = train(AMP_O2, AMP_F16), fp16_o3 = train(AMP_O3, AMP_F16);
     double bf16 = train(AMP_O2, AMP_BF16), bf16_o3 = train(AMP_O3, AMP_BF16);
     double f = store(AMP_F16, 1.0 + ldexp(1.0, -11)), b = store(AMP_BF16, 1.0 + ldexp(1.0, -8));
-    printf("1 + 1000 x 0.0001:  FP32 %.4f, its BF16 copy %.4f, FP16 alone %.4f, BF16 alone %.4f\n\n"
+    printf("1 + 1000 * 1e-4: FP32 %.4f, BF16 copy %.4f, FP16 alone %.4f, BF16 %.4f\n\n"
            "learning rate   updates lost:  FP32      FP16      BF16\n", (double)path[FP32][ADDITIONS],
            (double)path[COPY][ADDITIONS], (double)path[FP16][ADDITIONS], (double)path[BF16][ADDITIONS]);
     for (int i = 0; i < RATES; i += 6)
         printf("%13g %19.1f %% %7.1f %% %7.1f %%\n", (double)rate[i], (double)dead[FP32][i], (double)dead[FP16][i],
                (double)dead[BF16][i]);
-    printf("\naccuracy at %g:  FP32 %.1f %%;  FP16 %.1f %%, alone %.1f %%;  BF16 %.1f %%, alone %.1f %%\n\n"
-           "check: 1 + 2^-11 stays %g in FP16, 1 + 2^-8 stays %g in BF16 (IEEE 754: half a spacing, ties to even)\n"
+    printf("\naccuracy at %g: FP32 %.1f %%;\n  FP16 %.1f %%, alone %.1f %%; BF16 %.1f %%, alone %.1f %%\n\ncheck: "
+           "1 + 2^-11 stays %g in FP16, 1 + 2^-8 stays %g in BF16 (IEEE 754: half a\n       spacing, ties to even)\n"
            "       without masters %.0f %% of the accuracy is lost in FP16, %.0f %% in BF16\n"
            "       (Micikevicius et al., speech recognition in FP16: 80 %%)\n", (double)RATE, fp32, fp16, fp16_o3,
            bf16, bf16_o3, f, b, 100.0 - 100.0 * fp16_o3 / fp32, 100.0 - 100.0 * bf16_o3 / fp32);

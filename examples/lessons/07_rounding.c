@@ -100,9 +100,9 @@ int main(int argc, char** argv) {
         printf("%-13s %18.4f %12.1f %12.2f %%\n", names[way], (double)end[way], (double)bytes[way], right[way]);
     }
     const double lost[3] = { right[0] - right[NEAREST], right[0] - right[STOCHASTIC], right[0] - right[KAHAN] };
-    printf("check: by dice 1.0999, deviation 0.028, Kahan 1.1016 + 0.0012 (run): %.4f, %.4f, %.4f + %.4f\n"
-           "check: nearest loses up to 7 %%, the cures at most 0.2 %% (arXiv 2010.06192): %.2f, %.2f, %.2f\n", mean,
-           deviation, (double)kahan[STEPS], (double)rest, lost[0], lost[1], lost[2]);
+    printf("check: by dice 1.0999, deviation 0.028, Kahan 1.1016 + 0.0012 (run):\n       %.4f, %.4f, %.4f + %.4f\n"
+           "check: nearest loses up to 7 %%, the cures at most 0.2 %% (arXiv 2010.06192):\n       %.2f, %.2f, %.2f\n",
+           mean, deviation, (double)kahan[STEPS], (double)rest, lost[0], lost[1], lost[2]);
     chart_series s[] = { { "20 by dice", CHART_OTHER, NULL, 1.2, 0.8, dice, dice_step, .count = ALL },
                          { "Kahan", CHART_BF16, NULL, 2.5, 1, kahan, .count = STEPS + 1 },
                          { "nearest", CHART_FAULT, NULL, 2.5, 1, nearest, .count = STEPS + 1 },

@@ -82,19 +82,19 @@ int main(int argc, char** argv) {
     if (argc > 2 || !chart_try(picture, error) || !data_digits(&d, BATCH, 1, error)) return stop(error);
     for (int i = 0; i < BATCH; i++) targets[i * 10 + d.labels[i]] = 1.0f;
     for (int g = 0; g < GAINS; g++) {
-        printf("conv2d2's weights * %-5g  FP32's largest", (double)gains[g]);
+        printf("weights * %-5g  largest", (double)gains[g]);
         for (int c = 0; c < COLUMNS; c++) {
             if (c < LEVELS) bytes[c] = look(&d, c, gains[g], state, largest[c], names);
-            printf("  %-10s", columns[c]);
+            printf(" %-10s", columns[c]);
         }
         for (int i = 0; i < LAYERS; i++) {
-            printf("\n%-24s  %14.5g", names[LAYERS - 1 - i], (double)largest[0][i]);
+            printf("\n%-13s %9.5g", names[LAYERS - 1 - i], (double)largest[0][i]);
             for (int c = 0; c < COLUMNS; c++) {
                 int now = state[c][i], k = count[g][now]++;
                 x[g][now][k] = (float)c;
                 y[g][now][k] = (float)(LAYERS - 1 - i);          /* the input on top */
                 red[g][c] += now == OVERFLOWED;
-                printf("  %-10s", state_names[now]);
+                printf(" %-10s", state_names[now]);
             }
         }
         printf("\nloss by hand: %.4f in FP32, %.4f in half\n\n", (double)loss_by_hand[0], (double)loss_by_hand[1]);
@@ -104,15 +104,15 @@ int main(int argc, char** argv) {
         panels[g] = (chart_panel){ titles[g], "level", .x_names = columns, .y_names = names, .series = series[g],
                                    .series_count = STATES };
     }
-    printf("%-40s", "bytes of activations and gradients");
-    for (int c = 0; c < LEVELS; c++) printf("  %-10lu", (unsigned long)bytes[c]);
+    printf("%-23s", "bytes with gradients");
+    for (int c = 0; c < LEVELS; c++) printf(" %-10lu", (unsigned long)bytes[c]);
     for (amp_half h = { 0 }, square = h; amp_is_finite(amp_f16(&square)); h.bits++) {
         float v = amp_half_to_float(h);
         square = amp_half_from_float(v * v);
         finite = amp_is_finite(amp_f16(&square)) ? v : finite;
     }
     printf("\ncheck: no half above 256 has a square (run): the last that has one is %g\n"
-           "check: a product of T5 reached 66246 (huggingface/transformers, issue 5651): %g\n", (double)finite,
+           "check: a product of T5 reached 66246 (transformers, issue 5651): %g\n", (double)finite,
            (double)largest[0][4]);
     if (!chart_write(picture, "Which layers may be half?", panels, GAINS, error)) return stop(error);
     if (memcmp(red, expected, sizeof red) == 0 && finite == 255.875f) return 0;

@@ -69,10 +69,10 @@ static void spike(int way, int history) {
         since[s] = (float)(s - SPIKE + 1);      /* the picture shows what is above 0 */
         scales[way][s] = log2f(scale);
         full[way][s] = saturated > 50.0;
-        if (s == SPIKE) printf("%-12s %19.1f %%", names[way], saturated);
-        if (s == SPIKE + 1) printf(" %19.1f dB %7.1f %%", noise, zeros);
+        if (s == SPIKE) printf("%-12s %16.1f %%", names[way], saturated);
+        if (s == SPIKE + 1) printf(" %14.1f dB %7.1f %%", noise, zeros);
     }
-    printf(" %19.1f %%\n", 100.0 * saturates / STEPS);
+    printf(" %17.1f %%\n", 100.0 * saturates / STEPS);
 }
 
 int main(int argc, char** argv) {
@@ -80,14 +80,14 @@ int main(int argc, char** argv) {
     char error[CHART_ERROR] = "at most one argument, the picture's path";
     chart_series s[WAYS + 2];
     if (argc > 2 || !chart_try(picture, error)) return stop(error);
-    printf("one scale   bell curve: s/n     zeros   long tail: s/n     zeros   %d seeds: 5 %%,  median, 95 %%", SEEDS);
+    printf("      bell: s/n     zeros   tail: s/n     zeros   %d seeds: 5 %% median     95 %%", SEEDS);
     for (int t = 0; t < 2; t++) {
         for (int k = SHIFTS - 1; k >= 0; k--) {                     /* the scale that fits comes last */
             bell(1, 0);
             quantize(&types[t], ldexpf(types[t].max / largest(N), -k), N);
             clean[t][k] = (float)noise;
         }
-        printf("\n%-9s %15.1f dB %7.4f %%", types[t].name, noise, zeros);
+        printf("\n%-5s %6.1f dB %7.4f %%", types[t].name, noise, zeros);
         for (int k = SEEDS - 1, at; k >= 0; k--) {
             bell(2 * (uint64_t)k + 1, 1);
             quantize(&types[t], types[t].max / largest(N), N);
@@ -95,11 +95,11 @@ int main(int argc, char** argv) {
             lost[t][at] = (float)zeros;
             chart_progress("long tails", SEEDS - k, SEEDS);
         }
-        printf(" %13.1f dB %7.4f %%%14.4f %8.4f %8.4f", noise, zeros, (double)lost[t][2],
+        printf(" %8.1f dB %7.4f %%%14.4f %8.4f %8.4f", noise, zeros, (double)lost[t][2],
                (double)lost[t][20], (double)lost[t][38]);
         s[4 + t] = (chart_series){ types[t].name, t ? CHART_E5M2 : CHART_E4M3, NULL, 3, 1, clean[t], .count = SHIFTS };
     }
-    printf("\n\nscaling    saturated at the spike     s/n a step later     zeros   steps that saturate\n");
+    printf("\n\nscaling        saturated, spike  s/n a step later    zeros steps that saturate\n");
     for (int w = 0; w < WAYS; w++) {
         spike(w, histories[w]);
         s[w] = (chart_series){ names[w], colors[w], w == 3 ? "6 4" : NULL, 8 - 2 * w, 1, scales[w], since, full[w],
@@ -112,7 +112,7 @@ int main(int argc, char** argv) {
                           "powers of two that the scale is too small", "signal to noise, dB", .series = s + WAYS,
                           .series_count = 2 } };
     if (!chart_write(picture, "Eight bits?", p, 2, error)) return stop(error);
-    printf("check: bell curve 31.6 and 25.6 dB, tail 7.8 and 0.001 %% zeros (run): %.1f, %.1f, median %.1f, %.4f\n",
+    printf("check: bell curve 31.6 and 25.6 dB, tail 7.8 and 0.001 %% zeros (run):\n       %.1f, %.1f, %.1f, %.4f\n",
            (double)clean[0][0], (double)clean[1][0], (double)lost[0][20], (double)lost[1][20]);
     if (fabsf(clean[0][0] - 31.6f) < 0.2f && fabsf(clean[1][0] - 25.6f) < 0.2f && lost[0][2] < 7.8f
         && lost[0][38] > 7.8f && lost[1][38] < 0.01f && !full[0][SPIKE] && full[3][SPIKE]) return 0;

@@ -114,7 +114,7 @@ int main(int argc, char** argv) {
         { "A long sum in 14 bits goes wrong,\nunless FP32 takes over every 128 products", "k, the number of products",
           "error of the sum, %", 2, 1, .series = sums, .series_count = 2 } };
     if (!chart_save(argc, argv, "10_blocks", "One scale per block?", panels, 2)) return 1;
-    printf("check: %.1f %% of MX's blocks saturate under floor (run: 16.5), %.1f under up (run: 0)\n", floored, up);
+    printf("check: %.1f %% of MX's blocks saturate by floor (run: 16.5), %.1f by up (0)\n", floored, up);
     if (fabs(floored - 16.5) < 1.5 && up == 0.0 && bits14[5] > 4.0f * fp32[5]) return 0;
     return fprintf(stderr, "10_blocks: other blocks saturate, or a sum of 14 bits is as good as one in FP32\n"), 1;
 }

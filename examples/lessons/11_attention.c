@@ -97,11 +97,11 @@ int main(int argc, char** argv) {
         printf("%5g %12.0f KB %8.2f ms %12.0f KB %8.2f ms\n", (double)at[s], (double)kb[0][s], (double)ms[0][s],
                (double)kb[1][s], (double)ms[1][s]);
     }
-    puts("\nlargest score   rows of 1024 lost without the maximum: half, FP32;   with it: half");
+    puts("\nlargest score  of 1024 rows lost without the maximum: half, FP32; with it: half");
     for (int i = 0; i < 6; i++) {
         scale = 0.125f * factors[i], largest = 0.0f;
         for (int run = 0; run < 3; run++) lost[run] = tiles_forward(1024, run == 2, run == 1 ? AMP_F32 : AMP_F16);
-        printf("%13.2f %42d %7d %18d\n", (double)largest, lost[0], lost[1], lost[2]);
+        printf("%13.2f %43d %6d %14d\n", (double)largest, lost[0], lost[1], lost[2]);
     }
     while (power = amp_half_from_float(expf(amp_half_to_float(x))), amp_is_finite(amp_f16(&power))) x.bits++;
     const chart_series curves[4] = {

@@ -94,8 +94,8 @@ int main(int argc, char** argv) {
             most[l][s] = fmaxf(s ? most[l][s - 1] : 0.0f, size[l][s]);
             equal += most[l][s] == 0.0f;
         }
-        printf("%s  batch reversed: other bits from step %d on, %.0e apart by step 100, %.2f by %d\n\n", names[l],
-               equal + 1, (double)most[l][99], (double)most[l][STEPS - 1], STEPS);
+        printf("%s batch reversed: other bits from step %d on, by step 100 %.0e, by %d %.2f\n\n", names[l],
+               equal + 1, (double)most[l][99], STEPS, (double)most[l][STEPS - 1]);
     }
     chart_series gaps[3] = { chart_curve("FP16, batch reversed", CHART_FP16, at, apart[1], STEPS),
         chart_curve("FP32, batch reversed", CHART_OTHER, at, apart[0], STEPS),
