@@ -1122,6 +1122,9 @@ typedef struct amp_param_group {
     float weight_decay;  /* 0 = the desc's; AMP_ZERO = none */
     int   frozen;        /* 1 = weights and moments stay; gradients are NULL, or checked and in the
                             norm */
+    /* NULL = the desc's kind and settings; else its kind to weight_decay, copied by init: an
+       optimizer of the group's own, which skips with the others. The rest of it must be 0. */
+    const struct amp_optimizer_desc* optimizer;
 } amp_param_group;
 
 typedef struct amp_optimizer_desc {
@@ -1177,8 +1180,8 @@ typedef struct amp_param {
 AMP_DEF void amp_master_split(void* low, uint16_t* rest, const float* w, size_t n);
 AMP_DEF void amp_master_join(float* w, const void* low, const uint16_t* rest, size_t n);
 
-/* How many of m and v an optimizer needs: 0; 1, which is m (RMSPROP without momentum: v); 2; -1 if
-   the desc or a group's setting is invalid. */
+/* How many of m and v an optimizer needs, of its groups the one with most: 0; 1, which is m (without
+   momentum RMSPROP's v); 2; -1 if the desc or a group's setting is invalid. */
 AMP_DEF int amp_optimizer_moments(const amp_optimizer_desc* desc);
 
 /* The part that moves: a plain struct, equal on host and GPU. */
@@ -1194,6 +1197,7 @@ typedef struct amp_optimizer {
     amp_logger          logger;
     amp_param_group     groups[AMP_MAX_GROUPS]; /* may be written between steps; without groups in
                                                    the desc, [0] */
+    amp_optimizer_desc  own[AMP_MAX_GROUPS];  /* of groups with an optimizer; of others eps is 0 */
     amp_optimizer_state state;
     amp_param*          params; /* the caller's array */
     int                 count;
@@ -1230,9 +1234,10 @@ AMP_DEF amp_result amp_optimizer_unscale(amp_optimizer* o, amp_scaler* s);
    amp_scaler_check saw as just this list since the last scale_loss are not checked again. Unscaled
    ones are not unscaled again, if all are (else AMP_ERR_STATE). s == NULL: gradients are not
    scaled. The caller calls amp_scaler_update after the scaler's last optimizer: an overflow in one
-   step or check skips the next ones. AMP_ERR_STATE: before any scale_loss, twice in a window, no
-   parameter with a gradient. AMP_ERR_ARGUMENT: a gradient is missing, a rate or a group's weight
-   decay is negative or not finite, or state is nonsense. */
+   step or check skips the next ones. So several skip together if a check saw all their gradients.
+   AMP_ERR_STATE: before any scale_loss, twice in a window, no parameter with a gradient.
+   AMP_ERR_ARGUMENT: a gradient is missing, a rate or a group's weight decay is negative or not
+   finite, or state is nonsense. */
 AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optimizer_info* info);
 
 /* Sets the base rate, finite and >= 0, which the schedule multiplies (the logger hears where the
@@ -3712,6 +3717,7 @@ typedef struct ampi_update {
     float wd;              /* LAMB: direction + wd*w */
     float decay, step;     /* w = decay*w + step*direction; step is negative */
     int   frozen;          /* the group's weights stay as they are */
+    int   kind;            /* an ampi_update_kind; of LAMB the second of its passes */
 } ampi_update;
 
 /* BUFFERED: RMSPROP with momentum. LAMB_DIRECTION only leaves LAMB's direction in g: 0 where w
@@ -11750,14 +11756,80 @@ AMPI_HD AMPI_FN int ampi_update_kind_of(const amp_optimizer_desc* d) {
     return d->kind == AMP_LAMB ? AMPI_UPDATE_LAMB : AMPI_UPDATE_ADAM;
 }
 
+/* The kind of a group of a desc that is not yet checked. */
+AMPI_FN int ampi_kind_in_group(const amp_optimizer_desc* d, int group) {
+    const int exists = d->groups && group >= 0 && group < d->group_count;
+    return ampi_update_kind_of(exists && d->groups[group].optimizer ? d->groups[group].optimizer
+        : d);
+}
+
+/* The desc that a group follows: its own, or the optimizer's. */
+AMPI_HD AMPI_FN const amp_optimizer_desc* ampi_group_desc(const amp_optimizer* o, int group) {
+    return o->own[group].eps > 0.0f ? &o->own[group] : &o->desc;
+}
+
+AMPI_HD AMPI_FN int ampi_group_kind(const amp_optimizer* o, int group) {
+    return ampi_update_kind_of(ampi_group_desc(o, group));
+}
+
+/* The kinds of all groups, a bit for each. */
+AMPI_FN unsigned ampi_kinds(const amp_optimizer* o) {
+    unsigned kinds = 0;
+    for (int i = 0; i < ampi_group_count(o); i++) kinds |= 1u << ampi_group_kind(o, i);
+    return kinds;
+}
+
+/* Copies group i's own optimizer, if it has one; its rate and weight decay where the group gives
+   none. */
+AMPI_FN amp_result ampi_group_take(amp_optimizer* o, int i) {
+    const amp_logger* logger = &o->logger;
+    amp_param_group* g = &o->groups[i];
+    amp_optimizer_desc* own = &o->own[i];
+    if (!g->optimizer) return AMP_OK;
+
+    *own = *g->optimizer;
+    AMPI_REFUSE_DESC(own->clip_norm != 0.0f || own->maximize || own->unchecked || own->group_count
+        || own->schedule.kind || own->schedule.warmup_steps, "optimizer: groups[%d].optimizer has "
+        "clip_norm, maximize, unchecked, a schedule or groups, which are for all groups", i);
+    own->logger = logger;
+    ampi_optimizer_fill(own);
+    AMPI_TRY(ampi_optimizer_validate(own));
+    own->groups = NULL;
+    own->logger = NULL;
+    g->optimizer = NULL;
+    if (ampi_is_zero(&g->lr)) g->lr = own->lr > 0.0f ? own->lr : (float)AMP_ZERO;
+    if (ampi_is_zero(&g->weight_decay))
+        g->weight_decay = own->weight_decay > 0.0f ? own->weight_decay : (float)AMP_ZERO;
+    return AMP_OK;
+}
+
+/* Fills in an optimizer's settings, of which nothing is left at the caller. */
+AMPI_FN amp_result ampi_settings_take(amp_optimizer* o, const amp_optimizer_desc* desc) {
+    amp_optimizer_desc* d = &o->desc;
+    AMPI_CLEAR(*o);
+    if (desc) *d = *desc;
+    ampi_optimizer_fill(d);
+    AMPI_TRY(ampi_optimizer_validate(d));
+    if (d->logger) o->logger = *d->logger;
+    for (int i = 0; i < d->group_count; i++) {
+        o->groups[i] = d->groups[i];
+        AMPI_TRY(ampi_group_take(o, i));
+    }
+    d->groups = NULL;
+    d->logger = NULL;
+    return AMP_OK;
+}
+
 /* Moments of a weight that an optimizer of this desc needs; -1 for a bad desc. */
 AMP_DEF int amp_optimizer_moments(const amp_optimizer_desc* desc) {
-    amp_optimizer_desc d;
-    AMPI_CLEAR(d);
-    if (desc) d = *desc;
-    ampi_optimizer_fill(&d);
-    const int kind = ampi_update_kind_of(&d);
-    return ampi_optimizer_validate(&d) == AMP_OK ? ampi_uses_m(kind) + ampi_uses_v(kind) : -1;
+    amp_optimizer o;
+    int most = 0;
+    if (ampi_settings_take(&o, desc) != AMP_OK) return -1;
+    for (int i = 0; i < ampi_group_count(&o); i++) {
+        const int kind = ampi_group_kind(&o, i);
+        most = ampi_max_int(most, ampi_uses_m(kind) + ampi_uses_v(kind));
+    }
+    return most;
 }
 
 AMPI_FN int ampi_param_frozen(const amp_optimizer* o, const amp_param* p) {
@@ -11773,9 +11845,9 @@ AMPI_FN int ampi_param_frozen(const amp_optimizer* o, const amp_param* p) {
 AMPI_FN amp_result ampi_param_validate(const amp_optimizer* o, int i) {
     const amp_param* p = &o->params[i];
     const amp_logger* logger = &o->logger;
-    const int kind = ampi_update_kind_of(&o->desc);
     AMPI_REFUSE_PARAM(p->group < 0 || p->group >= ampi_group_count(o), AMP_ERR_ARGUMENT,
         "its group does not exist");
+    const int kind = ampi_group_kind(o, p->group);
     AMPI_REFUSE_PARAM(!ampi_is_compute_dtype(p->grad_dtype), AMP_ERR_DTYPE,
         "grad_dtype must be F32, F16 or BF16");
     AMPI_REFUSE_PARAM(p->low && ampi_type_size(p->low_dtype) != 2, AMP_ERR_DTYPE,
@@ -11818,7 +11890,7 @@ enum { AMPI_PARAM_ARRAYS = 6 };
 AMPI_FN ampi_array ampi_param_array(const void* list, size_t id) {
     const amp_optimizer* o = (const amp_optimizer*)list;
     const amp_param* p = &o->params[id / AMPI_PARAM_ARRAYS];
-    const int moves = !ampi_param_frozen(o, p), kind = ampi_update_kind_of(&o->desc);
+    const int moves = !ampi_param_frozen(o, p), kind = ampi_group_kind(o, p->group);
     const void* const data[] = { p->master, p->low, p->grad,
         moves && ampi_uses_m(kind) ? p->m : NULL, moves && ampi_uses_v(kind) ? p->v : NULL,
         p->rest };
@@ -11844,11 +11916,12 @@ AMPI_FN amp_result ampi_params_apart(const amp_optimizer* o) {
 AMPI_FN void ampi_remark_idle(const amp_optimizer* o) {
     for (int i = 0; i < o->count; i++) {
         const amp_param* p = &o->params[i];
-        if (p->moment_dtype != AMP_BF16 || !ampi_uses_v(ampi_update_kind_of(&o->desc))
-                || o->desc.beta2 <= 255.0f / 256) continue;
+        const float beta2 = ampi_group_desc(o, p->group)->beta2;
+        if (p->moment_dtype != AMP_BF16 || !ampi_uses_v(ampi_group_kind(o, p->group))
+                || beta2 <= 255.0f / 256) continue;
         ampi_remark(&o->logger,
             "optimizer: parameter %d (%s): v in bf16 hardly moves with beta2 %g; 0.99 suits it", i,
-            ampi_name_or_none(p->name), (double)o->desc.beta2);
+            ampi_name_or_none(p->name), (double)beta2);
         return;
     }
 }
@@ -11858,24 +11931,14 @@ AMPI_FN void ampi_remark_idle(const amp_optimizer* o) {
 AMPI_FN amp_result ampi_optimizer_make(amp_optimizer* o, const amp_optimizer_desc* desc,
         amp_param* params, int count, const char* place) {
     amp_optimizer made;
-    amp_optimizer_desc* d = &made.desc;
-    AMPI_CLEAR(made);
-    if (desc) *d = *desc;
-    AMPI_REFUSE_WITH(d->logger, !o, AMP_ERR_ARGUMENT, "%s: the optimizer is NULL", place);
-    ampi_optimizer_fill(d);
-    AMPI_TRY(ampi_optimizer_validate(d));
-
-    /* Copies of what the desc points at, which the caller may free. */
-    for (int i = 0; i < d->group_count; i++) made.groups[i] = d->groups[i];
-    if (d->logger) made.logger = *d->logger;
-    d->groups = NULL;
-    d->logger = NULL;
-
+    AMPI_REFUSE_WITH(desc ? desc->logger : NULL, !o, AMP_ERR_ARGUMENT,
+        "%s: the optimizer is NULL", place);
+    AMPI_TRY(ampi_settings_take(&made, desc));
     made.params = params;
     made.count = count;
     AMPI_TRY(ampi_params_validate(&made));
     AMPI_TRY(ampi_params_apart(&made));
-    made.state.lr = d->lr;
+    made.state.lr = made.desc.lr;
     ampi_remark_idle(&made);
     *o = made;
     return AMP_OK;
@@ -11932,7 +11995,7 @@ AMPI_FN ampi_tensors ampi_grads_of(const amp_param* params, int count) {
 typedef struct ampi_step {
     const amp_param* params;      /* the pass's first parameter */
     const ampi_update* updates;   /* by group */
-    int kind;                     /* an ampi_update_kind */
+    int lamb;                     /* its pass, an ampi_update_kind; 0 = of all other kinds */
     int first;                    /* number of params[0] among the optimizer's */
     amp_optimizer_info* info;     /* for overflows of the update */
     double w_sum, direction_sum;  /* LAMB: sums of squares of weights and of their direction */
@@ -11977,16 +12040,16 @@ AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
     const amp_param* p = &step->params[c->tensor];
     const ampi_update* u = &step->updates[p->group];
     const ampi_kernels* kernels = ampi_kernels_now();
-    const int direction = step->kind == AMPI_LAMB_DIRECTION;
+    const int kind = step->lamb ? step->lamb : u->kind, direction = kind == AMPI_LAMB_DIRECTION;
     const size_t end = c->offset + c->n;
-    void* const m = ampi_uses_m(step->kind) ? p->m : NULL;
-    void* const v = ampi_uses_v(step->kind) ? p->v : NULL;
+    void* const m = ampi_uses_m(kind) ? p->m : NULL;
+    void* const v = ampi_uses_v(kind) ? p->v : NULL;
     const amp_dtype type = p->moment_dtype;
     AMPI_ALIGNED float w_tile[AMPI_BLOCK], g_tile[AMPI_BLOCK];
     AMPI_ALIGNED float m_tile[AMPI_BLOCK], v_tile[AMPI_BLOCK];
     ampi_update_overflow over;
     size_t n;
-    if (u->frozen) return;
+    if (u->frozen || (u->kind == AMPI_UPDATE_LAMB && !step->lamb)) return;
     ampi_update_limits(&over, p->master != NULL, p->low != NULL, p->low_dtype);
     for (size_t i = c->offset; i < end; i += n) {
         /* Weights and gradients as floats: where they lie, or in tiles. A direction is left in a
@@ -12002,7 +12065,7 @@ AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
         over.base = i;
         const ampi_update_job job = { w, g, ampi_as_floats(m, type, i, n, m_tile),
             ampi_as_floats(v, type, i, n, v_tile), u, &over };
-        kernels->update(step->kind, &job, n);
+        kernels->update(kind, &job, n);
         if (direction) {
             kernels->add_squares(&c->sum, w, AMP_F32, n);
             kernels->add_squares(&c->sum2, g, AMP_F32, n);
@@ -12019,43 +12082,45 @@ AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
     c->first = over.first;
 }
 
-/* Adds what a chunk's update met to the step's info. Chunks arrive in order. */
+/* Adds what a chunk's update met to the step's info. Chunks of a pass arrive in order. */
 AMPI_FN void ampi_update_combine(void* context, ampi_chunk* c) {
     ampi_step* step = (ampi_step*)context;
     amp_optimizer_info* info = step->info;
     step->w_sum += c->sum;
     step->direction_sum += c->sum2;
-    if (c->held + c->saturated > 0 && info->update_tensor < 0) {
+    const int before = info->update_tensor < 0 || step->first + c->tensor < info->update_tensor;
+    if (c->held + c->saturated > 0 && before) {
         const char* name = step->params[c->tensor].name;
         info->update_tensor = step->first + c->tensor;
         info->update_index = c->first;
+        AMPI_CLEAR(info->update_name);
         if (name) strncpy(info->update_name, name, sizeof info->update_name - 1);
     }
     info->update_overflows += c->held;
     info->saturated += c->saturated;
 }
 
-/* Updates the parameters by LAMB, one by one in two passes. */
+/* Updates the parameters of LAMB's groups, one by one in two passes. */
 AMPI_FN void ampi_lamb_step(const amp_optimizer* o, ampi_update* updates, ampi_step* step) {
     for (int i = 0; i < o->count; i++) {
         const ampi_tensors t = ampi_grads_of(&o->params[i], 1);
         ampi_update* u = &updates[o->params[i].group];
         const float rate = u->step;  /* -lr, of the whole group */
         double ratio = 1.0;
-        if (u->frozen) continue;
+        if (u->frozen || u->kind != AMPI_UPDATE_LAMB) continue;
 
         /* The norms of its weights and of their direction. */
         step->params = &o->params[i];
         step->first = i;
         step->w_sum = step->direction_sum = 0.0;
-        step->kind = AMPI_LAMB_DIRECTION;
+        step->lamb = AMPI_LAMB_DIRECTION;
         ampi_each_chunk(&t, ampi_update_chunk, ampi_update_combine, step);
         if (step->w_sum > 0.0 && step->direction_sum > 0.0)
             ratio = sqrt(step->w_sum) / sqrt(step->direction_sum);
 
         /* The step, by -lr times their ratio. */
         u->step = (float)ampi_mul64((double)rate, ratio);
-        step->kind = AMPI_UPDATE_LAMB;
+        step->lamb = AMPI_UPDATE_LAMB;
         ampi_each_chunk(&t, ampi_update_chunk, ampi_update_combine, step);
         u->step = rate;
     }
@@ -12064,9 +12129,8 @@ AMPI_FN void ampi_lamb_step(const amp_optimizer* o, ampi_update* updates, ampi_s
 /* --- the step --- */
 /* The constants of a step of Adam, AdamW or LAMB. t: steps that moved the group so far; lr, wd: its
    rate and weight decay. Products of two floats are exact in double. */
-AMPI_HD AMPI_FN void ampi_update_of_adam(ampi_update* u, const amp_optimizer* o, int64_t t,
+AMPI_HD AMPI_FN void ampi_update_of_adam(ampi_update* u, const amp_optimizer_desc* d, int64_t t,
         float lr, float wd) {
-    const amp_optimizer_desc* d = &o->desc;
     const double correction = 1.0 - ampi_pow_int((double)d->beta1, t + 1);
     u->b1 = d->beta1;
     u->b2 = d->beta2;
@@ -12086,7 +12150,7 @@ AMPI_HD AMPI_FN void ampi_update_of_adam(ampi_update* u, const amp_optimizer* o,
 AMPI_HD AMPI_FN void ampi_update_of_group(ampi_update* u, const amp_optimizer* o, int group,
         float mult, double factor) {
     const amp_param_group* g = &o->groups[group];
-    const amp_optimizer_desc* d = &o->desc;
+    const amp_optimizer_desc* d = ampi_group_desc(o, group);
     const int64_t t = o->state.step - o->state.frozen_steps[group];  /* steps that moved it */
     const float lr = (float)ampi_mul64((double)ampi_default_at(&g->lr, o->state.lr), factor);
     const float wd = ampi_default_at(&g->weight_decay, d->weight_decay);
@@ -12094,7 +12158,8 @@ AMPI_HD AMPI_FN void ampi_update_of_group(ampi_update* u, const amp_optimizer* o
     /* Of all kinds; Adam and its kin change some. */
     AMPI_CLEAR(*u);
     u->frozen = g->frozen;
-    u->mult = d->maximize ? -mult : mult;
+    u->kind = ampi_update_kind_of(d);
+    u->mult = o->desc.maximize ? -mult : mult;
     u->l2 = wd;
     u->decay = 1.0f;
     u->step = -lr;
@@ -12106,7 +12171,7 @@ AMPI_HD AMPI_FN void ampi_update_of_group(ampi_update* u, const amp_optimizer* o
         *(d->eps_in_root ? &u->inside : &u->eps) = d->eps;
         return;
     }
-    if (d->kind != AMP_SGD) { ampi_update_of_adam(u, o, t, lr, wd); return; }
+    if (d->kind != AMP_SGD) { ampi_update_of_adam(u, d, t, lr, wd); return; }
 
     /* SGD's buffer starts as the gradient itself. */
     u->b1 = t == 0 ? 0.0f : d->momentum;
@@ -12120,15 +12185,15 @@ AMPI_FN void ampi_optimizer_apply(amp_optimizer* o, float mult, amp_optimizer_in
     ampi_update updates[AMP_MAX_GROUPS];
     const double factor = ampi_schedule_factor(&o->desc.schedule, o->state.step);
     const ampi_tensors t = ampi_grads_of(o->params, o->count);
-    const int kind = ampi_update_kind_of(&o->desc);
-    ampi_step step = { o->params, updates, kind, 0, info, 0.0, 0.0 };
+    const unsigned kinds = ampi_kinds(o), lamb = 1u << AMPI_UPDATE_LAMB;
+    ampi_step step = { o->params, updates, 0, 0, info, 0.0, 0.0 };
     fenv_t floats;
 
     feholdexcept(&floats);  /* an update that overflows is counted, not trapped */
     for (int i = 0; i < ampi_group_count(o); i++)
         ampi_update_of_group(&updates[i], o, i, mult, factor);
-    if (o->desc.kind == AMP_LAMB) ampi_lamb_step(o, updates, &step);
-    else ampi_each_chunk(&t, ampi_update_chunk, ampi_update_combine, &step);
+    if (kinds & ~lamb) ampi_each_chunk(&t, ampi_update_chunk, ampi_update_combine, &step);
+    if (kinds & lamb) ampi_lamb_step(o, updates, &step);
     for (int i = 0; i < AMP_MAX_GROUPS; i++)
         if (o->groups[i].frozen) o->state.frozen_steps[i]++;
     o->state.step++;
@@ -12151,6 +12216,9 @@ AMPI_FN amp_result ampi_optimizer_check_state(const amp_optimizer_state* s,
 
 /* Refuses a state or a group's settings that a caller wrote and that are not valid. */
 AMPI_FN amp_result ampi_optimizer_check_rates(const amp_optimizer* o, const char* place) {
+    for (int i = 0; i < AMP_MAX_GROUPS; i++)
+        AMPI_REFUSE_WITH(&o->logger, o->groups[i].optimizer, AMP_ERR_ARGUMENT,
+            "%s: groups[%d].optimizer is read by amp_optimizer_init alone", place, i);
     AMPI_TRY(ampi_optimizer_check_state(&o->state, &o->logger, place));
     return ampi_groups_check(o->groups, ampi_group_count(o), AMP_ERR_ARGUMENT, place, &o->logger);
 }
@@ -12307,13 +12375,12 @@ AMPI_FN void ampi_mixed_place(amp_param* p, int i, int kind, char* base, size_t*
 /* A copy of the desc's parameters with all they need, from a block that begins with `base`; without
    base, NULL and the bytes of such a block. */
 AMPI_FN amp_param* ampi_mixed_params(const amp_mixed_desc* desc, char* base, size_t* bytes) {
-    const int kind = ampi_update_kind_of(&desc->optimizer);
     size_t at = 0;
     amp_param* params = (amp_param*)ampi_mixed_take(base, &at,
         (size_t)desc->count * sizeof *params);
     for (int i = 0; i < desc->count; i++) {
         amp_param p = desc->params[i];
-        ampi_mixed_place(&p, i, kind, base, &at);
+        ampi_mixed_place(&p, i, ampi_kind_in_group(&desc->optimizer, p.group), base, &at);
         if (params) params[i] = p;
     }
     *bytes = at;
@@ -12808,6 +12875,7 @@ struct amp_model {
     amp_comm comm;                /* size 1 = alone */
     amp_scaler_desc scaler_desc;  /* the copy of what desc.scaler pointed at */
     amp_param_group groups[AMP_MAX_GROUPS];  /* of what desc.optimizer.groups did */
+    amp_optimizer_desc group_optimizers[AMP_MAX_GROUPS];  /* and of what those point at */
     const amp_backend* backend;
     amp_exec exec;                /* of every call of the backend */
     amp_logger op_logger;         /* keeps an operator's sentence and passes it on */
@@ -13020,7 +13088,13 @@ AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc)
     m->comm.size = 1;
     if (d->comm) m->comm = *d->comm;
     if (d->scaler) { m->scaler_desc = *d->scaler; d->scaler = &m->scaler_desc; }
-    for (int i = 0; i < d->optimizer.group_count; i++) m->groups[i] = d->optimizer.groups[i];
+    for (int i = 0; i < d->optimizer.group_count; i++) {
+        const amp_param_group* g = &d->optimizer.groups[i];
+        m->groups[i] = *g;
+        if (!g->optimizer) continue;
+        m->group_optimizers[i] = *g->optimizer;
+        m->groups[i].optimizer = &m->group_optimizers[i];
+    }
     d->optimizer.groups = d->optimizer.group_count > 0 ? m->groups : NULL;
     if (d->accumulate == 0) d->accumulate = 1;
     *out = m;
@@ -14074,7 +14148,7 @@ AMPI_FN void ampi_place_param(amp_model* m, ampi_node* n, int k) {
         p.rest = (uint16_t*)ampi_block_take(m, AMPI_BLOCK_MASTERS, p.count * 2);
     else if (has_master) p.master = ampi_floats_take(m, AMPI_BLOCK_MASTERS, p.count);
     if (ampi_is_trainable(m)) {
-        const int kind = ampi_update_kind_of(&m->desc.optimizer);
+        const int kind = ampi_kind_in_group(&m->desc.optimizer, p.group);
         p.grad = ampi_block_take(m, AMPI_BLOCK_GRADS, p.count * ampi_type_size(p.grad_dtype));
         p.moment_dtype = m->desc.moment_dtype;
         const size_t bytes = p.count * ampi_type_size(p.moment_dtype);
@@ -17353,7 +17427,7 @@ typedef struct ampi_number {
     char key[40];        /* the text's key: "amp.<name>", "amp.group<i>.<name>" */
     char text[AMPI_NUMBER];  /* the number here, as a text */
 } ampi_number;
-enum { AMPI_MAX_NUMBERS = 32 + 4 * AMP_MAX_GROUPS, AMPI_MAX_SCALERS = 1 + AMP_MAX_LOSSES };
+enum { AMPI_MAX_NUMBERS = 32 + 5 * AMP_MAX_GROUPS, AMPI_MAX_SCALERS = 1 + AMP_MAX_LOSSES };
 
 #define AMPI_TENSOR_NAME 144  /* bytes of a name and the longest suffix, ".running_mean" */
 
@@ -17438,6 +17512,9 @@ AMPI_FN void ampi_numbers_list(ampi_checkpoint* c) {
         ampi_number_add(c, i, "weight_decay", &o->groups[i].weight_decay, 'f', AMPI_KEPT);
         ampi_number_add(c, i, "frozen", &o->groups[i].frozen, 'i', AMPI_LOADED);
         ampi_number_add(c, i, "frozen_steps", &o->state.frozen_steps[i], 's', AMPI_LOADED);
+        const amp_optimizer_desc* own = ampi_group_desc(o, i);
+        int32_t kind = own == d ? 0 : (int32_t)own->kind + 1;  /* 0: the desc's */
+        ampi_number_add(c, i, "optimizer", &kind, 'i', AMPI_AGREES);
     }
 
     if (!m) {

@@ -7930,26 +7930,30 @@ typedef struct ampi_cuda_findings {
     int32_t  found_inf;
 } ampi_cuda_findings;
 
-/* The optimizer in units of 16 bytes, one for each lane; what follows it in its block may be read
+/* The optimizer in units of 16 bytes; what follows it in its block may be read
    along. */
-enum { AMPI_CUDA_OPTIMIZER_UNITS = (sizeof(amp_optimizer) + 15) / 16 };
-static_assert(AMPI_CUDA_OPTIMIZER_UNITS <= 32, "a lane of a warp for each unit");
+enum { AMPI_CUDA_OPTIMIZER_UNITS = (sizeof(amp_optimizer) + 15) / 16,
+       AMPI_CUDA_OPTIMIZER_TURNS = (AMPI_CUDA_OPTIMIZER_UNITS + 31) / 32 };  /* of a warp */
 
 /* All loads are under way at once; the optimizer comes into shared memory. */
 AMPI_D void ampi_d_prepare_fetch(ampi_cuda_findings& f, const ampi_cuda_prepare& a,
         amp_optimizer* o, unsigned lane) {
     const amp_overflow_info* info = a.scaler ? &a.scaler->info : a.found ? &a.found->info : NULL;
-    uint4 unit = { 0, 0, 0, 0 };
+    uint4 unit[AMPI_CUDA_OPTIMIZER_TURNS];
     f.word = ampi_d_clear_word(lane, 0.0);
     f.norm = 0.0;
     f.inverse = 1.0f;
     f.found_inf = 0;
-    if (lane < AMPI_CUDA_OPTIMIZER_UNITS) unit = ((const uint4*)(const void*)&a.block->o)[lane];
+    AMPI_D_UNROLL
+    for (unsigned j = 0, i = lane; j < AMPI_CUDA_OPTIMIZER_TURNS; j++, i += 32)
+        if (i < AMPI_CUDA_OPTIMIZER_UNITS) unit[j] = ((const uint4*)(const void*)&a.block->o)[i];
     if (info && lane < AMPI_CUDA_INFO_WORDS) f.word = ((const uint64_t*)(const void*)info)[lane];
     if (info) f.norm = a.scaler ? a.scaler->norms[a.list] : info->norm;
     if (info) f.found_inf = a.scaler ? a.scaler->state.found_inf : info->found_inf;
     if (a.scaler && !a.unscaled) f.inverse = a.scaler->state.inverse;
-    if (lane < AMPI_CUDA_OPTIMIZER_UNITS) ((uint4*)(void*)o)[lane] = unit;
+    AMPI_D_UNROLL
+    for (unsigned j = 0, i = lane; j < AMPI_CUDA_OPTIMIZER_TURNS; j++, i += 32)
+        if (i < AMPI_CUDA_OPTIMIZER_UNITS) ((uint4*)(void*)o)[i] = unit[j];
 }
 
 /* What amp_optimizer_step finds out before it moves anything. */
@@ -8235,7 +8239,8 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
         ampi_cuda_work k;
         k.p = a.params[chunk.tensor];
         k.u = a.block->updates[k.p.group];
-        if (k.u.frozen) continue;
+        if (k.u.frozen
+                || k.u.kind != (KIND == AMPI_LAMB_DIRECTION ? AMPI_UPDATE_LAMB : KIND)) continue;
 
         if (KIND == AMPI_UPDATE_LAMB) k.u.step = a.trust[chunk.tensor];
         ampi_update_limits(&k.over, k.p.master != NULL, k.p.low != NULL, k.p.low_dtype);
@@ -8320,7 +8325,7 @@ AMPI_FN ampi_cuda_param ampi_cuda_param_of(const amp_param* p) {
    one block of memory, o->memory, in which block, params, norms and trust are places in bytes. */
 AMPI_FN amp_result ampi_cuda_optimizer_upload(amp_cuda_optimizer* o, const amp_exec* exec,
         const char* place) {
-    int i, count = o->host.count, lamb = o->host.desc.kind == AMP_LAMB;
+    int i, count = o->host.count, lamb = ampi_kinds(&o->host) >> AMPI_UPDATE_LAMB;
     size_t total = 0, block = ampi_cuda_reserve(&total, 1, sizeof(ampi_cuda_optimizer_block));
     size_t params = ampi_cuda_reserve(&total, (size_t)count, sizeof(ampi_cuda_param));
     size_t norms = ampi_cuda_reserve(&total, lamb ? (size_t)o->grads->list.chunk_count : 0,
@@ -8451,12 +8456,14 @@ static void (*const ampi_cuda_updates[])(ampi_cuda_update) = {
     ampi_k_optimizer<AMPI_UPDATE_ADAM>
 };
 
-/* The launches of the update: one, or three with LAMB. */
+/* The launches of the update: one for each kind of the groups, or three for LAMB. */
 AMPI_FN amp_result ampi_cuda_optimizer_apply(const amp_cuda_optimizer* o, const amp_exec* exec,
         const char* place) {
-    const int kind = ampi_update_kind_of(&o->host.desc);
-    if (kind != AMPI_UPDATE_LAMB)
-        return ampi_cuda_optimizer_run(o, ampi_cuda_updates[kind], exec, place);
+    const unsigned kinds = ampi_kinds(&o->host);
+    for (int kind = 0; kind < AMPI_UPDATE_LAMB; kind++)
+        if (kinds >> kind & 1)
+            AMPI_TRY(ampi_cuda_optimizer_run(o, ampi_cuda_updates[kind], exec, place));
+    if (!(kinds >> AMPI_UPDATE_LAMB)) return AMP_OK;
     AMPI_TRY(ampi_cuda_optimizer_run(o, ampi_k_optimizer<AMPI_LAMB_DIRECTION>, exec, place));
     AMPI_TRY(ampi_cuda_optimizer_run(o, NULL, exec, place));
     return ampi_cuda_optimizer_run(o, ampi_k_optimizer<AMPI_UPDATE_LAMB>, exec, place);

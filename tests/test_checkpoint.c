@@ -932,8 +932,9 @@ typedef struct model_options {
     int groups;                    /* of the optimizer; the last layer is in the last one */
     int split;                     /* masters */
     amp_dtype moments;
+    const amp_optimizer_desc* own; /* optimizer of group 1 */
 } model_options;
-static const model_options usual = { AMP_O1, AMP_F16, 12, 1, 1, 3, 0.01f, 0, AMP_ADAMW, 5, 0.25f, 0, 0, 0, AMP_F32 };
+static const model_options usual = { AMP_O1, AMP_F16, 12, 1, 1, 3, 0.01f, 0, AMP_ADAMW, 5, 0.25f, 0, 0, 0, AMP_F32, NULL };
 
 /* A small net with everything that has state: masters, moments, running statistics, dropout, a scaler that moves. */
 static amp_model* make_model(const model_options* o) {
@@ -948,6 +949,7 @@ static amp_model* make_model(const model_options* o) {
     memset(groups, 0, sizeof groups);
     groups[1].lr = 0.25f;
     groups[2].frozen = 1;
+    groups[1].optimizer = o->own;
     d.optimizer.groups = groups;
     d.optimizer.group_count = o->groups;
     memset(&s, 0, sizeof s);
@@ -1119,6 +1121,37 @@ static void test_resume(void) {
     check_resume(&o, "bf16");
     o.accumulate = 2;
     check_resume(&o, "accumulate");
+}
+
+/* A model whose last layer has an optimizer of its own: fewer moments, and a file that only its like loads. */
+static void test_group_with_optimizer(void) {
+    const char* path = in_folder("model.safetensors");
+    amp_optimizer_desc own;
+    model_options o = usual;
+    amp_model *m, *other;
+    amp_param* p;
+    int count;
+    memset(&own, 0, sizeof own);
+    own.lr = 0.125f;
+    o.groups = 2;
+    o.own = &own;
+    check_resume(&o, "SGD beside AdamW");
+    own.momentum = 0.5f;
+    check_resume(&o, "momentum beside AdamW");
+    own.momentum = 0;
+    m = make_model(&o);
+    o.own = NULL;
+    other = make_model(&o);
+    CHECK(m && other);
+    if (!m || !other) return;
+    p = amp_model_params(m, &count);
+    CHECK(p[0].m && p[0].v && p[count - 1].group == 1 && !p[count - 1].m && !p[count - 1].v);
+    CHECK(amp_model_optimizer(m)->groups[1].lr == 0.25f);              /* the group's, before its optimizer's */
+    train(m, 0, 4);
+    CHECK(amp_checkpoint_save(m, path) == AMP_OK);
+    CHECK(amp_checkpoint_load(other, path) == AMP_ERR_FORMAT);
+    CHECK_MSG(strstr(heard, "amp.group1.optimizer is 1 in the file, but 0 in the model"), "%s", heard);
+    amp_model_destroy(m); amp_model_destroy(other);
 }
 
 /* Split masters are FP32 in a file: one that is whole loads it, and writes the same file; so it goes back. Moments keep
@@ -2201,6 +2234,7 @@ int main(int argc, char** argv) {
 #endif
 #if !defined(TEST_FILES_ONLY)
     TEST(test_resume);
+    TEST(test_group_with_optimizer);
     TEST(test_split_masters);
     TEST(test_known_graph);
     TEST(test_foreign_models);

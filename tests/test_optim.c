@@ -889,6 +889,92 @@ static void groups(void) {
     }
 }
 
+/* A group for each kind, in one optimizer: the bits of as many optimizers, and one inf skips them all. */
+static void groups_with_optimizers(void) {
+    enum { GROUPS = 6 };
+    static const int which[GROUPS] = { 8, 6, 13, 12, 16, 17 };  /* adam is the desc's; LAMB */
+    static block one[GROUPS], alone[GROUPS];
+    static double exact[N];
+    amp_optimizer_desc own[GROUPS], d;
+    amp_param_group g[GROUPS];
+    amp_optimizer together, apart[GROUPS];
+    amp_optimizer_info info;
+    amp_param p[GROUPS], q[GROUPS];
+    int k, t;
+    memset(g, 0, sizeof g);
+    for (k = 0; k < GROUPS; k++) {
+        own[k] = desc_of_config(&configs[which[k]]);
+        own[k].maximize = 0;
+        own[k].schedule.kind = AMP_SCHEDULE_LINEAR; own[k].schedule.total_steps = 50;
+        fill_block(&one[k]);
+        alone[k] = one[k];
+        p[k] = param_of(&one[k], N); q[k] = param_of(&alone[k], N);
+        p[k].group = k;
+        CHECK(amp_optimizer_init(&apart[k], &own[k], &q[k], 1) == AMP_OK);
+    }
+    d = own[0];
+    for (k = 1; k < GROUPS; k++) {
+        memset(&own[k].schedule, 0, sizeof own[k].schedule);
+        own[k].logger = NULL;
+        g[k].optimizer = &own[k];
+    }
+    d.groups = g; d.group_count = GROUPS;
+    CHECK(amp_optimizer_moments(&d) == 2);
+    CHECK_MSG(amp_optimizer_init(&together, &d, p, GROUPS) == AMP_OK, "%s", heard);
+    memset(own, 0, sizeof own);                                         /* what a group points at is copied */
+    for (t = 0; t < 20; t++) {
+        for (k = 0; k < GROUPS; k++) {
+            make_gradients(&alone[k], AMP_F32, 1.0f, exact);
+            if (t == 3 && k == 4) put_bits(&alone[k].g[9], 0x7f800000u);
+            if (t == 5 && k >= 2) alone[k].g[7 * k] = 1e38f;            /* v overflows, first in LAMB */
+            memcpy(one[k].g, alone[k].g, sizeof one[k].g);
+        }
+        CHECK(amp_optimizer_step(&together, NULL, &info) == AMP_OK && info.applied == (t != 3));
+        for (k = 0; k < GROUPS; k++) {
+            if (t != 3) CHECK(amp_optimizer_step(&apart[k], NULL, NULL) == AMP_OK);
+            CHECK_MSG(memcmp(&one[k], &alone[k], sizeof one[k]) == 0, "group %d, step %d", k, t);
+        }
+        if (t == 5) CHECK_MSG(info.update_overflows == 4 && info.update_tensor == 2 && info.update_index == 14, "%d in %d",
+            (int)info.update_overflows, info.update_tensor);
+    }
+    together.groups[1].optimizer = &d;                                  /* between steps is too late */
+    CHECK(amp_optimizer_step(&together, NULL, NULL) == AMP_ERR_ARGUMENT && strstr(heard, "groups[1].optimizer"));
+    together.groups[1].optimizer = NULL;
+    CHECK(amp_optimizer_step(&together, NULL, NULL) == AMP_OK);
+    p[2].v = NULL;
+    CHECK(amp_optimizer_step(&together, NULL, NULL) == AMP_ERR_ARGUMENT && strstr(heard, "v is NULL"));
+}
+
+/* What a group's own optimizer may not have, and what its numbers become: its rate, or the group's. */
+static void group_optimizers_refused(void) {
+    static block b;
+    int k;
+    fill_block(&b);
+    for (k = 0; k < 8; k++) {
+        amp_optimizer_desc d = desc_of(AMP_ADAMW), own = desc_of(AMP_SGD);
+        amp_param_group g[2];
+        amp_optimizer o;
+        amp_param p = param_of(&b, 10);
+        memset(g, 0, sizeof g);
+        d.groups = g; d.group_count = 2;
+        d.weight_decay = 0.5f;
+        g[1].optimizer = &own;
+        p.group = 1;
+        p.m = p.v = NULL;                                               /* SGD needs none */
+        own.clip_norm = k == 1; own.maximize = k == 2; own.unchecked = k == 3; own.group_count = k == 4;
+        if (k == 5) own.schedule.kind = AMP_SCHEDULE_STEP;
+        if (k == 6) own.kind = (amp_optimizer_kind)9;
+        if (k == 7) own.momentum = 1.0f;
+        heard[0] = 0;
+        CHECK_MSG(amp_optimizer_init(&o, &d, &p, 1) == (k ? AMP_ERR_DESC : AMP_OK), "%d: %s", k, heard);
+        CHECK(k == 0 || (heard[0] && amp_optimizer_moments(&d) == -1));
+        if (k) continue;
+        CHECK(o.groups[1].lr == 0.01f && o.groups[1].weight_decay == (float)AMP_ZERO && o.groups[0].lr == 0);
+        own.lr = 0.5f; own.weight_decay = 0.25f; g[1].lr = 2;
+        CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK && o.groups[1].lr == 2 && o.groups[1].weight_decay == 0.25f);
+    }
+}
+
 static double furthest(const float* w, const double* exact, int n) {
     double worst = 0;
     int i;
@@ -1950,6 +2036,8 @@ int main(int argc, char** argv) {
     TEST(overflows_of_many_parameters);
     TEST(clipping);
     TEST(groups);
+    TEST(groups_with_optimizers);
+    TEST(group_optimizers_refused);
     TEST(rates_written_by_hand);
     TEST(frozen_and_thawed);
     TEST(states_written_by_hand);

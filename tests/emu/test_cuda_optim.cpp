@@ -274,6 +274,36 @@ static void test_idle_moments() {
 
 /* --- groups ------------------------------------------------------------------------------------------------ */
 
+/* A group for each kind of optimizer. */
+static void test_groups_with_optimizers() {
+    static const int which[6] = { 6, 2, 8, 10, 11, 12 };
+    amp_optimizer_desc own[6], d;
+    amp_param_group groups[6] = {};
+    Nets n;
+    for (int k = 0; k < 6; k++) {
+        own[k] = recipe(which[k]);
+        own[k].maximize = 0;
+        if (k) groups[k].optimizer = &own[k];
+    }
+    d = own[0];
+    d.groups = groups;
+    d.group_count = 6;
+    d.clip_norm = 2;
+    for (int k = 5; k >= 0; k--) n.add((size_t)(900 + 300 * k), true, k % 2 ? AMP_BF16 : 0, AMP_F32, 2, k);
+    n.make(&d);
+    for (int step = 0; step < 6; step++) {
+        n.renew(1);
+        if (step == 2) n.spoil(3, 3, 0);
+        if (step == 4) {
+            n.grads[1]->set_bits(5, 0x7f61b1e6u);
+            n.grads[1]->send();
+        }
+        n.step(nullptr);
+        n.agree(10000);
+        CHECK(n.last.applied == (step != 2));
+    }
+}
+
 static void test_groups() {
     const amp_param_group groups[5] = { { 0, 0, 0 }, { 0.2f, AMP_ZERO, 0 }, { 0, 0, 1 }, { 0, 0.3f, 0 }, { 1e-3f, 0.1f, 0 } };
     for (int k = 0; k < RECIPES; k++) {
@@ -747,6 +777,7 @@ int main(int argc, char** argv) {
     TEST(test_many_steps);
     TEST(test_fewer_bits);
     TEST(test_idle_moments);
+    TEST(test_groups_with_optimizers);
     TEST(test_groups);
     TEST(test_unchecked);
     TEST(test_skip);
