@@ -1180,8 +1180,8 @@ typedef struct amp_param {
 AMP_DEF void amp_master_split(void* low, uint16_t* rest, const float* w, size_t n);
 AMP_DEF void amp_master_join(float* w, const void* low, const uint16_t* rest, size_t n);
 
-/* How many of m and v an optimizer needs, of its groups the one with most: 0; 1, which is m (without
-   momentum RMSPROP's v); 2; -1 if the desc or a group's setting is invalid. */
+/* How many of m and v an optimizer needs, of its groups the one with most: 0; 1, which is m (of
+   RMSPROP without momentum v); 2; -1 if the desc or a group's setting is invalid. */
 AMP_DEF int amp_optimizer_moments(const amp_optimizer_desc* desc);
 
 /* The part that moves: a plain struct, equal on host and GPU. */
