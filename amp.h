@@ -14809,13 +14809,30 @@ AMPI_FN amp_result ampi_count_right(amp_model* m, const ampi_node* loss) {
     return AMP_OK;
 }
 
+/* The mean of loss n over its batch, to its number among m->loss_values. */
+AMPI_FN amp_result ampi_loss_value(amp_model* m, const ampi_node* n) {
+    const amp_backend* f = m->backend;
+    const amp_exec* e = &m->exec;
+    const amp_ref x = ampi_output_of(n->reads[0]), target = amp_f32((const float*)n->target);
+    const size_t rows = m->pass.rows, count = rows * n->reads[0]->features;
+    float* loss = &m->loss_values[n->index];
+    if (ampi_has_labels(n)) {
+        const amp_cross_entropy_desc d = ampi_cross_entropy_of(n);
+        return f->softmax_cross_entropy_forward(x, (const int32_t*)n->target, &d, loss,
+            rows * n->labels, ampi_classes(n), e);
+    }
+    if (ampi_is(n, MSE)) return f->mse_forward(x, target, loss, count, e);
+    if (ampi_is(n, MEAN)) return f->mean_forward(x, x, loss, count, e);
+    return f->bce_with_logits_forward(x, target, loss, count, e);
+}
+
 /* The case of an activation, by its name in AMP_ACTIVATION_LIST, with locals of the function
    below. */
 #define AMPI_CASE_FORWARD(NAME, ...) \
     case AMP_OP_##NAME: return f->activation_forward(AMP_##NAME, x, y, count, e);
 /* Computes the value y of node n, from its input x (and a second one), weights w and bias b.
-   relu: n is a product that computes the ReLU behind it, too. A loss writes its mean. Counts: rows
-   are samples, count is the elements of y. A norm's statistics of the batch lie at n->stats: means,
+   relu: n is a product that computes the ReLU behind it, too. Counts: rows are samples, count is
+   the elements of y. A norm's statistics of the batch lie at n->stats: means,
    then variances; behind running means lie running variances. */
 AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu) {
     const amp_backend* f = m->backend;
@@ -14826,7 +14843,7 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
     const amp_ref w = ampi_weights(m, n->params[AMPI_WEIGHT]);
     const amp_ref b = ampi_weights(m, n->params[AMPI_BIAS]);
     const size_t rows = m->pass.rows, count = rows * n->features;
-    float *mean = n->stats, *running = n->running, *loss = &m->loss_values[n->index];
+    float *mean = n->stats, *running = n->running;
     amp_batch_norm_shape norm = n->norm;
 
     switch (n->layer.op) {
@@ -14861,15 +14878,8 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
             AMPI_TRY(f->concat_forward(x, in->features, y, n->features, 0, rows, e));
             return f->concat_forward(ampi_output_of(second), second->features, y, n->features,
                 in->features, rows, e);
-        case AMP_OP_SOFTMAX_CROSS_ENTROPY: {
-            const amp_cross_entropy_desc d = ampi_cross_entropy_of(n);
-            return f->softmax_cross_entropy_forward(x, (const int32_t*)n->target, &d, loss,
-                rows * n->labels, ampi_classes(n), e);
-        }
-        case AMP_OP_MSE: case AMP_OP_BCE_WITH_LOGITS:
-            return (ampi_is(n, MSE) ? f->mse_forward : f->bce_with_logits_forward)(x,
-                amp_f32((const float*)n->target), loss, rows * in->features, e);
-        case AMP_OP_MEAN: return f->mean_forward(x, x, loss, rows * in->features, e);
+        case AMP_OP_SOFTMAX_CROSS_ENTROPY: case AMP_OP_MSE: case AMP_OP_BCE_WITH_LOGITS:
+        case AMP_OP_MEAN: return ampi_loss_value(m, n);
         case AMP_OP_CUSTOM: return ampi_run_custom(m, n, NULL /* forward */);
     }
     return f->convert(y, x, count, e);  /* AMPI_OP_CAST, which no user can name */
@@ -14916,14 +14926,34 @@ AMPI_FN amp_result ampi_forward(amp_model* m, const ampi_node* last, int with_lo
 }
 
 /* --- backward --- */
+/* dx, the gradient of loss n's input: it begins with the loss scale and n's own share in the step's
+   sum, which is 0 in a pass of another loss. */
+AMPI_FN amp_result ampi_loss_gradient(amp_model* m, const ampi_node* n, amp_ref dx) {
+    const amp_backend* f = m->backend;
+    const amp_exec* e = &m->exec;
+    const amp_ref x = ampi_output_of(n->reads[0]), target = amp_f32((const float*)n->target);
+    const size_t rows = m->pass.rows, count = rows * n->reads[0]->features;
+    const int is_wanted = !m->pass.only || m->pass.only == n;
+    const float *scale = m->training.loss_scale;
+    const float share = is_wanted ? n->loss_weight * m->pass.grad_factor : 0.0f;
+    if (ampi_has_labels(n)) {
+        const amp_cross_entropy_desc d = ampi_cross_entropy_of(n);
+        return f->softmax_cross_entropy_backward(x, (const int32_t*)n->target, &d, scale, share,
+            dx, rows * n->labels, ampi_classes(n), e);
+    }
+    if (ampi_is(n, MSE)) return f->mse_backward(x, target, scale, share, dx, count, e);
+    if (ampi_is(n, MEAN)) return f->mean_backward(x, x, scale, share, dx, count, e);
+    return f->bce_with_logits_backward(x, target, scale, share, dx, count, e);
+}
+
 /* As AMPI_CASE_FORWARD; dx is written, not added to. */
 #define AMPI_CASE_BACKWARD(NAME, ...) case AMP_OP_##NAME: \
     return f->activation_backward(AMP_##NAME, dy, saved, dx, 0, count, e);
 /* From dy, the gradient of node n's output: dx, that of its input number j, into `to` if not NULL,
    and those of its weights (dw) and bias (db). `add` adds dw and db to those of earlier
    micro-batches. saved: the value that the operator's backward function reads, n's input or its
-   output. A loss begins with scale * share: the loss scale, and its own share in the step's
-   sum. rows are samples, count is the elements of dx. */
+   output. rows are samples, count is the elements of dx. A custom operator's turn comes in
+   ampi_backward, for all its inputs. */
 AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, void* to) {
     const amp_backend* f = m->backend;
     const amp_exec* e = &m->exec;
@@ -14936,12 +14966,9 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
     const amp_ref dw = ampi_weight_grad(m, n->params[AMPI_WEIGHT]);
     const amp_ref db = ampi_weight_grad(m, n->params[AMPI_BIAS]);
     const size_t rows = m->pass.rows, count = rows * in->features;
-    const float *scale = m->training.loss_scale, *mean = n->stats;
-    const int is_wanted = !m->pass.only || m->pass.only == n;
-    const float share = is_wanted ? n->loss_weight * m->pass.grad_factor : 0.0f;
 
     switch (n->layer.op) {
-        case AMP_OP_INPUT: case AMP_OP_FLATTEN: return AMP_OK;
+        case AMP_OP_INPUT: case AMP_OP_FLATTEN: case AMP_OP_CUSTOM: return AMP_OK;  /* as above */
         case AMP_OP_ADD: break;
         case AMP_OP_CONV2D:
             return f->conv2d_backward(&n->conv, dy, saved, w, dx, dw, db, add, e);
@@ -14955,11 +14982,11 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
                 0 /* accumulate */, e);
         case AMP_OP_UPSAMPLE: return f->pool2d_forward(&n->pool, dy, dx, e);
         case AMP_OP_BATCH_NORM:
-            return f->batch_norm_backward(&n->norm, dy, saved, w, mean, ampi_variance(m, n), dx,
-                dw, db, add, e);
+            return f->batch_norm_backward(&n->norm, dy, saved, w, n->stats, ampi_variance(m, n),
+                dx, dw, db, add, e);
         case AMP_OP_LAYER_NORM:
-            return f->layer_norm_backward(dy, saved, w, 0.0f /* eps: statistics are given */, mean,
-                ampi_variance(m, n), dx, dw, db, add, rows, n->features, e);
+            return f->layer_norm_backward(dy, saved, w, 0.0f /* eps: statistics are given */,
+                n->stats, ampi_variance(m, n), dx, dw, db, add, rows, n->features, e);
         AMP_ACTIVATION_LIST(AMPI_CASE_BACKWARD)
         case AMP_OP_LEAKY_RELU:
             return f->leaky_relu_backward(dy, saved, dx, 0 /* accumulate */, count, n->p, e);
@@ -14974,16 +15001,8 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
             /* The second input's features lie last in a row of dy. */
             return f->concat_backward(dy, n->features, j ? n->features - in->features : 0, dx,
                 in->features, rows, 0 /* accumulate */, e);
-        case AMP_OP_SOFTMAX_CROSS_ENTROPY: {
-            const amp_cross_entropy_desc d = ampi_cross_entropy_of(n);
-            return f->softmax_cross_entropy_backward(saved, (const int32_t*)n->target, &d,
-                scale, share, dx, rows * n->labels, ampi_classes(n), e);
-        }
-        case AMP_OP_MSE: case AMP_OP_BCE_WITH_LOGITS:
-            return (ampi_is(n, MSE) ? f->mse_backward : f->bce_with_logits_backward)(saved,
-                amp_f32((const float*)n->target), scale, share, dx, count, e);
-        case AMP_OP_MEAN: return f->mean_backward(saved, saved, scale, share, dx, count, e);
-        case AMP_OP_CUSTOM: return AMP_OK;  /* see ampi_backward */
+        case AMP_OP_SOFTMAX_CROSS_ENTROPY: case AMP_OP_MSE: case AMP_OP_BCE_WITH_LOGITS:
+        case AMP_OP_MEAN: return ampi_loss_gradient(m, n, dx);
     }
     return f->convert(dx, dy, count, e);  /* a sum hands its gradient to both; AMPI_OP_CAST */
 }
