@@ -4520,26 +4520,28 @@ AMPI_KERNEL_FN unsigned AMPI_K(least_exponent)(const uint16_t* x, size_t n) {
     return (least + 1u) >> 7;  /* the exponent field; 256 where `least` is as it began */
 }
 #endif
+/* The first `count` of sixteen neighbours, all of them if it is 16 or more; other lanes are 0. */
+AMPI_LANES_FN AMPI_V16 ampi_v_load_any(const void* p, amp_dtype t, size_t count) {
+    return count >= AMPI_LANES ? ampi_v_load_typed(p, t) : AMPI_K(load_part)(p, t, count);
+}
+
 /* load_any of FP32 elements that are rounded to type `to`, into memory. The function is not
    inlined, as few operands are rounded. */
 AMPI_PASS_TARGET AMPI_APART void AMPI_K(round_part)(float* dst, const void* p, amp_dtype to,
         size_t count) {
     float low[AMPI_LANES] = { 0 };  /* loads of a type known at run time may reach as far */
-    AMPI_V16 x = count >= AMPI_LANES ? ampi_v_load_typed(p, AMP_F32)
-        : AMPI_K(load_part)(p, AMP_F32, count);
+    AMPI_V16 x = ampi_v_load_any(p, AMP_F32, count);
     if (to == AMP_BF16) x = ampi_v_quiet(x, 0xffff0000u);
     ampi_v_store_typed(low, to, x);
     ampi_v_store(dst, ampi_v_load_typed(low, to));
 }
 
-/* The first `count` of sixteen neighbours, all of them if it is 16 or more; other lanes are 0. */
-AMPI_LANES_FN AMPI_V16 ampi_v_load_any(const void* p, amp_dtype t, size_t count) {
+/* load_any of an operand, whose elements may be rounded: see AMPI_ROUNDED. */
+AMPI_LANES_FN AMPI_V16 AMPI_K(load_operand)(const void* p, amp_dtype t, size_t count) {
     float rounded[AMPI_LANES];
-    if ((int)t > AMPI_ROUNDED) {
-        AMPI_K(round_part)(rounded, p, (amp_dtype)((int)t - AMPI_ROUNDED), count);
-        return ampi_v_load(rounded);
-    }
-    return count >= AMPI_LANES ? ampi_v_load_typed(p, t) : AMPI_K(load_part)(p, t, count);
+    if ((int)t < AMPI_ROUNDED) return ampi_v_load_any(p, t, count);
+    AMPI_K(round_part)(rounded, p, (amp_dtype)((int)t - AMPI_ROUNDED), count);
+    return ampi_v_load(rounded);
 }
 
 /* Stores the first `count` lanes, all of them if it is 16 or more. */
@@ -4551,7 +4553,7 @@ AMPI_LANES_FN void ampi_v_store_any(void* p, amp_dtype t, AMPI_V16 x, size_t cou
 /* `count` neighbours in FP32, and zeros up to whole vectors. */
 AMPI_KERNEL_FN void ampi_v_widen(float* dst, const void* src, amp_dtype t, size_t count) {
     for (size_t i = 0; i < count; i += AMPI_LANES)
-        ampi_v_store(dst + i, ampi_v_load_any(ampi_at(src, t, i), t, count - i));
+        ampi_v_store(dst + i, AMPI_K(load_operand)(ampi_at(src, t, i), t, count - i));
 }
 
 AMPI_KERNEL_FN void ampi_v_clear(float* dst, size_t count) {
@@ -4740,7 +4742,7 @@ AMPI_LANES_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t 
         ampi_v_widen(dst, src, v->dtype, inside);
     } else {  /* whole vectors may be read, as the source has one more behind the row */
         for (size_t i = 0; i < inside; i += AMPI_LANES)
-            ampi_v_store(dst + i, ampi_v_load_any(src + i * size, v->dtype, AMPI_LANES));
+            ampi_v_store(dst + i, AMPI_K(load_operand)(src + i * size, v->dtype, AMPI_LANES));
     }
     AMPI_K(margin)(dst + inside, row->count - behind);
 }
@@ -5041,7 +5043,7 @@ AMPI_KERNEL_FN void AMPI_K(lanes_in)(float* dst, size_t ldd, const void* src, si
             continue;
         }
         for (size_t i = 0; i < AMPI_LANES; i++)
-            ampi_v_store(block[i], i < rows ? ampi_v_load_any(from + i * step, t, k - p)
+            ampi_v_store(block[i], i < rows ? AMPI_K(load_operand)(from + i * step, t, k - p)
                 : ampi_v_set1(0.0f));
         ampi_v_transpose(dst + p * ldd, ldd, block, sizeof block[0], AMP_F32);
     }
@@ -5057,7 +5059,7 @@ AMPI_KERNEL_FN void AMPI_K(pack_row)(const AMPI_LOOPS* q, size_t p, const void* 
     const size_t size = ampi_element_size(t);
     for (size_t j = 0; j < q->n; j += AMPI_LANES)
         ampi_v_store(AMPI_K(packed_column)(q, j) + p * AMPI_NR,
-            ampi_v_load_any((const char*)src + j * size, t, q->n - j));
+            AMPI_K(load_operand)((const char*)src + j * size, t, q->n - j));
 }
 
 /* Packs columns of B along k: rows of a matrix, or the planes of a 1x1 convolution, which lie image
@@ -5128,8 +5130,8 @@ AMPI_KERNEL_FN void AMPI_K(pack_a_panels)(const AMPI_LOOPS* q, AMPI_MICRO_ARGS* 
         for (size_t i = 0; i < m; i += rows) {
             rows = AMPI_K(tile_rows)(m - i);
             ampi_v_store(q->a_block + i * (u->k + AMPI_PAD) + p * rows,
-                ampi_v_load_any(ampi_at(a->data, a->dtype, (q->k0 + p) * a->ld + i0 + i), a->dtype,
-                m - i));
+                AMPI_K(load_operand)(ampi_at(a->data, a->dtype, (q->k0 + p) * a->ld + i0 + i),
+                a->dtype, m - i));
         }
 }
 
@@ -5478,7 +5480,7 @@ AMPI_KERNEL_FN void AMPI_K(few_rows)(const AMPI_LOOPS* q, size_t rows,
             AMPI_V16 x[together];
             AMPI_UNROLL for (size_t r = 0; r < together; r++) {
                 const size_t k = q->k0 + p + ampi_min_size(r, count - 1);
-                x[r] = ampi_v_load_any(ampi_at(b->data, b->dtype, k * b->ld + q->column + j),
+                x[r] = AMPI_K(load_operand)(ampi_at(b->data, b->dtype, k * b->ld + q->column + j),
                     b->dtype, q->n - j);
             }
 
