@@ -8916,7 +8916,7 @@ AMPI_KERNEL(ampi_elementwise, (int op, float* y, const float* a, const float* b,
         AMPI_CASE(AMPI_MEAN, a[i]);
         AMPI_CASE(AMPI_MSE_SLOPE, (a[i] - b[i]) * p);
         AMPI_CASE(AMPI_BCE_SLOPE, (ampi_act_sigmoid(hw, a[i]) - b[i]) * p);
-        AMPI_CASE(AMPI_MEAN_SLOPE, p);
+        AMPI_CASE(AMPI_MEAN_SLOPE, ((void)i, p));
 
         AMPI_CASE(AMPI_LOG, ampi_log(hw, a[i]));
         AMPI_CASE(AMPI_ADD_TO_PRODUCT, ampi_fma(hw, p, a[i], b[i]));
