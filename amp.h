@@ -1691,7 +1691,7 @@ AMP_DEF amp_result amp_discard(amp_model* m);
 /* Copies an output to out[n,C,H,W] on the host, from amp_forward until the model runs again. */
 AMP_DEF amp_result amp_model_read_value(amp_model* m, amp_value v, float* out);
 /* Likewise a retained gradient after amp_backward, divided by the loss scale. AMP_ERR_OVERFLOW
-   where a gradient of a weight was not finite. */
+   where a gradient of a weight was not finite, AMP_ERR_STATE after amp_discard. */
 AMP_DEF amp_result amp_model_read_gradient(amp_model* m, amp_value v, float* out);
 /* Between amp_backward and amp_update: the gradient of parameter p to or from the host, without the
    loss scale. AMP_ERR_STATE where its group is frozen. inf and NaN stay what they are. */
@@ -12841,7 +12841,8 @@ typedef struct ampi_node {
 
 /* One run over the graph. */
 typedef struct ampi_pass {
-    const amp_batch* batch;
+    const amp_batch* batch;     /* `data`; NULL = it is the caller's again */
+    amp_batch data;
     size_t rows;                /* samples */
     int training;
     int accumulate;             /* add to the weight gradients */
@@ -14679,7 +14680,8 @@ AMPI_NAMES(amp_outcome_name, amp_outcome,
    step overwrites the weight gradients, later ones add. */
 AMPI_FN void ampi_start_pass(amp_model* m, const amp_batch* b, int training) {
     AMPI_CLEAR(m->pass);
-    m->pass.batch = b;
+    m->pass.data = *b;
+    m->pass.batch = &m->pass.data;
     m->pass.rows = (size_t)b->n;
     m->pass.training = training;
     m->pass.accumulate = m->micro > 0 ? AMP_ACCUMULATE_PARAMS : 0;
@@ -15565,11 +15567,12 @@ AMPI_FN amp_result ampi_read_step(amp_model* m, int is_whole, amp_step_info* inf
 }
 
 /* Undoes a failed step and its earlier micro-batches: running statistics, random numbers, the
-   scaler's window. m->micro counts the failed micro-batch, which is no pass yet. Returns `why`. */
+   scaler's window, retained gradients. m->micro counts the failed micro-batch, which is no pass
+   yet. Returns `why`. */
 AMPI_FN amp_result ampi_abandon_step(amp_model* m, amp_result why) {
     ampi_end_sums(m);  /* of arrays that the next step writes */
     m->training.passes -= (uint64_t)(m->micro - 1);
-    m->micro = 0;
+    m->micro = m->holds_grads = 0;
     if (m->saved) ampi_copy_running(m, AMPI_BLOCK_RUNNING_SAVED, AMPI_BLOCK_RUNNING);
     ampi_run(training_abandon, &m->training);
     for (int i = 0; i < m->own_scalers; i++) ampi_scaler_close(&m->loss_scalers[i]);
@@ -15901,7 +15904,7 @@ AMPI_FN amp_result ampi_look_for_trouble(amp_model* m) {
 }
 
 /* Runs the pass down from losses and outputs. An asynchronous backend would have to wait for a look
-   at what it made. */
+   at what it made, so amp_model_read_gradient looks. */
 AMP_DEF amp_result amp_backward(amp_model* m, const amp_seeds* seeds) {
     fenv_t floats;
     AMPI_TRY(ampi_check_finalized(m, "backward"));
@@ -15963,9 +15966,10 @@ AMP_DEF amp_result amp_discard(amp_model* m) {
 }
 
 /* --- what lies between the parts --- */
-/* Divides x[count] by the loss scale in use. */
+/* Divides x[count] by the loss scale of the step, which amp_update may have closed. */
 AMPI_FN void ampi_divide_by_scale(const amp_model* m, float* x, size_t count) {
-    const double inverse = 1.0 / (double)m->training.scaler.state.scale_in_use;
+    const amp_training* t = &m->training;
+    const double inverse = 1.0 / (double)(m->micro ? t->scaler.state.scale_in_use : t->scale_used);
     for (size_t i = 0; i < count; i++) x[i] = (float)((double)x[i] * inverse);
 }
 
@@ -15987,6 +15991,7 @@ AMP_DEF amp_result amp_model_read_gradient(amp_model* m, amp_value v, float* out
     if (n) n = ampi_source(n);
     AMPI_REFUSE(!n || !n->keeps_grad, AMP_ERR_ARGUMENT,
         "read gradient: amp_retain_gradient was not called for value %d", v.id);
+    if (m->holds_grads && m->backend->asynchronous) AMPI_TRY(ampi_look_for_trouble(m));
     AMPI_REFUSE(m->micro && !m->awaits_backward && !m->holds_grads && !m->pass.batch,
         AMP_ERR_OVERFLOW, "read gradient: %s", m->trouble[0] ? m->trouble
         : "gradients overflow at this loss scale");

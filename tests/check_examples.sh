@@ -7,9 +7,9 @@ built() { # built EXAMPLE PROGRAM
     ${CC:-cc} -std=c99 -O2 -Wall -Wextra -pedantic -DAMPI_IMPLEMENTATION_ONCE -Iexamples -Iexamples/lessons $1.c \
         build/impl.o -o $out/$2 -lm || exit 1
 }
-for e in train_small fit_lenet own_loop_fp32 own_loop gpt manual_lenet report; do
+for e in train_small fit_lenet own_loop_fp32 own_loop gpt manual_lenet report custom gan fgsm; do
     built examples/$e $e
-    [ -n "$($out/$e)" ] || { echo "$e printed nothing or failed"; exit 1; }
+    $out/$e > $out/printed.txt && [ -s $out/printed.txt ] || { echo "$e printed nothing or failed"; exit 1; }
 done
 ${CC:-cc} -std=c99 -DAMP_NO_SIMD -O1 examples/own_loop.c -o $out/alone -lm && [ -n "$($out/alone)" ] ||
     { echo "own_loop does not compile alone"; exit 1; }
@@ -52,6 +52,9 @@ spoilt own_loop '\.kind = AMP_ADAMW' '.kind = AMP_ADAMW, .beta1 = 2.0f'
 spoilt own_loop 'growth_interval = 100' 'growth_interval = -100'
 spoilt train_small '\.batch = 256' '.batch = -1'
 spoilt train_small '\.n = 256' '.n = 257'
+spoilt gan 'beta1 = 0\.5f' 'beta1 = 1.5f'
+spoilt fgsm '\.lr = 0\.003f' '.lr = -0.003f'
+spoilt custom '\.count = LENGTH' '.count = 0'
 spoilt lessons/02_sums 'return 0\.01f' 'return 0.02f'
 spoilt lessons/03_gradients '\.lr = 0\.05f' '.lr = -0.05f'
 spoilt lessons/04_scale '\.init_scale = scale' '.init_scale = -scale'

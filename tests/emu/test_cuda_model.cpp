@@ -1025,6 +1025,424 @@ static void test_held_statistics() {
     }
 }
 
+/* --- the parts of a step, operators of one's own ------------------------------------------------------------ */
+
+/* A step in parts has the bits of amp_train_step, also of one that a graph replays: skipped steps, micro-batches, discarded
+   ones, and told of at once or later. */
+static void test_parts_are_the_step() {
+    static const struct { amp_level level; amp_dtype low; int accumulate, graph; float scale; } kinds[] = {
+        { AMP_O1, AMP_F16, 1, 0, 0.0f }, { AMP_O2, AMP_BF16, 2, 0, 0.0f }, { AMP_O2, AMP_F16, 1, 1, 1048576.0f },
+        { AMP_O2, AMP_F16, 2, 1, 1048576.0f } };
+    for (auto& kind : kinds) {
+        amp_model_desc d = desc_of(kind.level, kind.low);
+        amp_scaler_desc sd = huge_scale();
+        sd.init_scale = kind.scale;
+        sd.backoff_factor = 0.03125;
+        sd.growth_interval = 2;
+        if (kind.scale != 0.0f) d.scaler = &sd;
+        d.accumulate = kind.accumulate;
+        amp_model *whole = make(d, build_small, amp_cuda_backend(), kind.graph);
+        amp_model *parts = make(d, build_small, amp_cuda_backend());
+        if (!whole || !parts) return;
+        amp_step_info a, b;
+        for (int step = 0; step < 6; step++) {
+            if (step == 3) {
+                amp_batch dropped = batch_of(0, 4);
+                CHECK(amp_forward(parts, &dropped, NULL) == AMP_OK && amp_backward(parts, NULL) == AMP_OK);
+                CHECK(amp_discard(parts) == AMP_OK);
+            }
+            for (int micro = 0; micro < kind.accumulate; micro++) {
+                amp_batch batch = batch_of((step + micro) % 2 * 8, micro ? 5 : 8);
+                float loss;
+                CHECK(amp_train_step(whole, &batch, &a) == AMP_OK);
+                CHECK_MSG(amp_forward(parts, &batch, step % 3 ? NULL : &loss) == AMP_OK, "%s", heard);
+                CHECK(step % 3 || loss == a.loss);
+                CHECK_MSG(amp_backward(parts, NULL) == AMP_OK, "%s", heard);
+            }
+            CHECK_MSG(amp_update(parts, step % 2 ? NULL : &b) == AMP_OK, "%s", heard);
+            if (step % 2) CHECK(amp_train_read(parts, &b) == AMP_OK);
+            CHECK_MSG(a.outcome == b.outcome && a.step == b.step && a.skipped == b.skipped && a.grad_norm == b.grad_norm
+                      && a.loss == b.loss && a.scale_before == b.scale_before && a.scale_after == b.scale_after,
+                      "step %d: %s, not %s", step, amp_outcome_name(b.outcome), amp_outcome_name(a.outcome));
+            CHECK(same(weights(whole), weights(parts)));
+        }
+        CHECK(kind.scale == 0.0f || b.skipped > 0);
+        CHECK(state_of(whole) == state_of(parts));
+        amp_model_destroy(whole);
+        amp_model_destroy(parts);
+    }
+}
+
+/* The small network up to its logits, which are an output. */
+static void build_open(amp_model* m) {
+    amp_value x = amp_tanh(m, amp_linear(m, amp_input(m, 1, SIDE, SIDE), 20));
+    small_logits = amp_linear(m, x, CLASSES);
+    amp_output(m, small_logits);
+    amp_retain_gradient(m, small_logits);
+}
+
+/* The gradient of half the squares of y - 1/2, at each level: seeds in host memory, in the device's, and multiplied by the
+   caller have the same bits; all as on the CPU. The scale moves by itself, by hand, and by a checkpoint. */
+static void test_seeds() {
+    for (int level = 0; level <= 2; level++) {
+        enum { CPU, HOST, DEVICE, SCALED, ALL };
+        amp_scaler_desc sd = huge_scale();
+        amp_model_desc d = desc_of((amp_level)level, AMP_F16);
+        amp_model* m[ALL];
+        std::vector<float> y(8 * CLASSES), dy(8 * CLASSES), back(8 * CLASSES);
+        void* there = NULL;
+        sd.init_scale = 1024.0f;
+        sd.growth_interval = 2;
+        if (level) d.scaler = &sd;
+        d.accumulate = 2;
+        for (int k = 0; k < ALL; k++) if (!(m[k] = make(d, build_open, k == CPU ? NULL : amp_cuda_backend()))) return;
+        CHECK(cudaMalloc(&there, dy.size() * sizeof(float)) == cudaSuccess);
+        for (int step = 0; step < 5; step++)
+            for (int k = 0; k < ALL; k++) {
+                if (step == 2 && level) CHECK(amp_scaler_set_scale(amp_model_scaler(m[k]), 256.0f) == AMP_OK);
+                for (int micro = 0; micro < 2; micro++) {
+                    amp_batch b = batch_of(micro * 8, 8);
+                    amp_seeds seeds = {};
+                    CHECK_MSG(amp_forward(m[k], &b, NULL) == AMP_OK, "%s", heard);
+                    CHECK(amp_model_read_value(m[k], small_logits, y.data()) == AMP_OK);
+                    float factor = k == SCALED ? 0.5f * amp_model_scaler(m[k])->state.scale_in_use : 1.0f;
+                    for (size_t i = 0; i < dy.size(); i++) dy[i] = (y[i] - 0.5f) / 80.0f * factor;
+                    seeds.gradients[0] = amp_f32(dy.data());
+                    seeds.scaled = k == SCALED;
+                    if (k == DEVICE) {
+                        CHECK(cudaMemcpy(there, dy.data(), dy.size() * sizeof(float), cudaMemcpyDefault) == cudaSuccess);
+                        seeds.gradients[0] = amp_f32((const float*)there);
+                        seeds.on_device = 1;
+                    }
+                    CHECK_MSG(amp_backward(m[k], &seeds) == AMP_OK, "%s", heard);
+                    if (k != DEVICE) memset(dy.data(), 0x7f, dy.size() * sizeof(float));    /* the caller's again */
+                    CHECK(amp_model_read_gradient(m[k], small_logits, back.data()) == AMP_OK);
+                    for (size_t i = 0; i < dy.size(); i++) {
+                        const double want = ((double)y[i] - 0.5) / 160.0;
+                        CHECK_MSG(fabs((double)back[i] - want) <= 1e-3 * fabs(want), "%g, not %g", (double)back[i], want);
+                    }
+                }
+                CHECK(amp_update(m[k], NULL) == AMP_OK);
+            }
+        CHECK(state_of(m[HOST]) == state_of(m[DEVICE]) && state_of(m[HOST]) == state_of(m[SCALED]));
+        CHECK(amp_model_scaler(m[HOST])->state.scale == amp_model_scaler(m[CPU])->state.scale);
+        CHECK_MSG(distance(weights(m[HOST]), weights(m[CPU])) < (level ? 5e-4 : 1e-5), "O%d: %g", level,
+                  distance(weights(m[HOST]), weights(m[CPU])));
+
+        /* Another scale comes with a checkpoint; host memory is refused where the device's belongs. */
+        const char* path = "build/test_cuda_model.seeds";
+        if (level) CHECK(amp_scaler_set_scale(amp_model_scaler(m[HOST]), 8.0f) == AMP_OK);
+        CHECK(amp_checkpoint_save(m[HOST], path) == AMP_OK && amp_checkpoint_load(m[DEVICE], path) == AMP_OK);
+        remove(path);
+        amp_batch b = batch_of(0, 8);
+        amp_seeds seeds = {};
+        for (float& g : dy) g = 0.125f;
+        seeds.gradients[0] = amp_f32(dy.data());
+        seeds.on_device = 1;
+        CHECK(amp_forward(m[DEVICE], &b, NULL) == AMP_OK && amp_backward(m[DEVICE], &seeds) == AMP_ERR_ARGUMENT);
+        CHECK_MSG(strstr(heard, "gradients[0] is not memory of the backend 'cuda'"), "%s", heard);
+        seeds.on_device = 0;
+        CHECK(amp_backward(m[DEVICE], &seeds) == AMP_OK);
+        CHECK(amp_model_read_gradient(m[DEVICE], small_logits, back.data()) == AMP_OK && back[3] == 0.0625f);
+        for (amp_model* model : m) amp_model_destroy(model);
+        cudaFree(there);
+    }
+}
+
+/* A retained gradient, of the input too: as on the CPU, before the update and behind it, whatever the scale has become.
+   After an overflow there is none. */
+static amp_value kept_input, kept_inside;
+static void build_kept(amp_model* m) {
+    kept_input = amp_input(m, 1, SIDE, SIDE);
+    kept_inside = amp_linear(m, kept_input, 20);
+    amp_softmax_cross_entropy(m, amp_linear(m, amp_relu(m, kept_inside), CLASSES));
+    amp_retain_gradient(m, kept_input);
+    amp_retain_gradient(m, kept_inside);
+}
+static void test_retained_gradients() {
+    amp_scaler_desc sd = huge_scale();
+    amp_model_desc d = desc_of(AMP_O2, AMP_F16);
+    std::vector<float> dx[2], dh[2];
+    sd.init_scale = 512.0f;
+    sd.growth_interval = 1;
+    d.scaler = &sd;
+    for (int k = 0; k < 2; k++) {
+        amp_model* m = make(d, build_kept, k ? amp_cuda_backend() : NULL);
+        amp_batch b = batch_of(0, 8);
+        if (!m) return;
+        dx[k].resize(8 * PIXELS);
+        dh[k].resize(8 * 20);
+        CHECK(amp_forward(m, &b, NULL) == AMP_OK && amp_backward(m, NULL) == AMP_OK);
+        CHECK_MSG(amp_model_read_gradient(m, kept_input, dx[k].data()) == AMP_OK, "%s", heard);
+        CHECK(amp_model_read_gradient(m, kept_inside, dh[k].data()) == AMP_OK);
+        CHECK(amp_update(m, NULL) == AMP_OK);
+        std::vector<float> later(8 * PIXELS);
+        CHECK(amp_model_scaler(m)->state.scale == 1024.0f);
+        CHECK(amp_model_read_gradient(m, kept_input, later.data()) == AMP_OK && same(later, dx[k]));
+        CHECK(amp_forward(m, &b, NULL) == AMP_OK && amp_backward(m, NULL) == AMP_OK && amp_discard(m) == AMP_OK);
+        CHECK(amp_model_read_gradient(m, kept_input, later.data()) == AMP_ERR_STATE);
+
+        CHECK(amp_scaler_set_scale(amp_model_scaler(m), 33554432.0f) == AMP_OK);
+        CHECK(amp_forward(m, &b, NULL) == AMP_OK && amp_backward(m, NULL) == AMP_OK);
+        CHECK(amp_model_read_gradient(m, kept_input, later.data()) == AMP_ERR_OVERFLOW);
+        CHECK_MSG(strstr(heard, "gradients overflow at this loss scale"), "%s", heard);
+        amp_step_info info;
+        CHECK(amp_update(m, &info) == AMP_OK && info.outcome == AMP_STEP_SKIPPED_OVERFLOW);
+        amp_model_destroy(m);
+    }
+    for (int i = 0; i < 2; i++) {
+        const std::vector<float>*both = i ? dh : dx, zero(both[0].size());
+        CHECK_MSG(distance(both[0], both[1]) < 0.01 * distance(both[0], zero), "%g", distance(both[0], both[1]));
+    }
+}
+
+/* Gradients between backward and update: read, written, clipped, measured, as on the CPU. */
+static void test_gradients_between() {
+    amp_scaler_desc sd = huge_scale();
+    amp_model_desc d = desc_of(AMP_O2, AMP_F16);
+    sd.init_scale = 256.0f;
+    sd.growth_interval = 1;
+    d.scaler = &sd;
+    d.optimizer.momentum = 0.0f;
+    amp_model *cpu = make(d, build_plain, NULL), *gpu = make(d, build_plain, amp_cuda_backend());
+    if (!cpu || !gpu) return;
+    for (int step = 0; step < 3; step++) {
+        double norm[2][3];
+        std::vector<float> w[2], clipped[2];
+        for (amp_model* m : { cpu, gpu }) {
+            amp_batch b = batch_of(0, 8);
+            const amp_param* p = amp_model_params(m, NULL);
+            double* n = norm[m == gpu];
+            CHECK(amp_forward(m, &b, NULL) == AMP_OK && amp_backward(m, NULL) == AMP_OK);
+            std::vector<float> g(p[0].count), hand(p[1].count);
+            CHECK(amp_model_gradient_norm(m, NULL, &n[0]) == AMP_OK && amp_model_gradient_norm(m, &p[0], &n[1]) == AMP_OK);
+            CHECK(amp_model_clip_gradients(m, 0.0078125f) == AMP_OK);
+            CHECK(amp_model_read_param_gradient(m, &p[0], g.data()) == AMP_OK);
+            n[2] = 0.0;
+            for (float x : g) { CHECK(fabsf(x) <= 0.0078125f); n[2] += fabsf(x) == 0.0078125f; }
+            for (size_t i = 0; i < hand.size(); i++) hand[i] = (float)(i + 1);
+            std::vector<float> before(hand.size()), after(hand.size());
+            CHECK(amp_model_read_param(m, &p[1], before.data()) == AMP_OK);
+            CHECK(amp_model_write_param_gradient(m, &p[1], hand.data()) == AMP_OK);
+            CHECK(amp_update(m, NULL) == AMP_OK);
+            CHECK(amp_model_read_param(m, &p[1], after.data()) == AMP_OK);
+            for (size_t i = 0; i < hand.size(); i++)
+                CHECK_MSG(fabsf(before[i] - 0.02f * hand[i] - after[i]) < 1e-6f, "%g from %g", (double)after[i], (double)before[i]);
+            CHECK(amp_model_read_param_gradient(m, &p[0], g.data()) == AMP_ERR_STATE);
+        }
+        for (int i = 0; i < 2; i++)
+            CHECK_MSG(fabs(norm[0][i] / norm[1][i] - 1.0) < 0.01, "step %d: %g, on the CPU %g", step, norm[1][i], norm[0][i]);
+        CHECK_MSG(norm[1][2] > 10 && fabs(norm[0][2] / norm[1][2] - 1.0) < 0.05, "%g clipped, on the CPU %g", norm[1][2], norm[0][2]);
+    }
+    CHECK(amp_model_optimizer(gpu)->state.step == 3 && amp_model_scaler(gpu)->state.scale == 2048.0f);
+    amp_model_destroy(cpu);
+    amp_model_destroy(gpu);
+}
+
+/* The mean as a loss, in each type and in sizes of one block and of several: value and gradient. */
+static amp_value averaged;
+static int averaged_size;
+static void build_mean(amp_model* m) {
+    amp_loss_desc loss = {};
+    loss.weight = 3.0f;
+    averaged = amp_linear(m, amp_avg_pool2d(m, amp_input(m, 1, SIDE, SIDE), 7), averaged_size);
+    amp_output(m, averaged);
+    amp_retain_gradient(m, averaged);
+    amp_mean_with(m, averaged, &loss);
+}
+static void test_mean() {
+    static const amp_dtype types[] = { AMP_F32, AMP_F16, AMP_BF16 };
+    for (amp_dtype t : types)
+        for (int size : { 5, 3000 }) {
+            amp_model_desc d = desc_of(t == AMP_F32 ? AMP_O0 : AMP_O2, t == AMP_F32 ? AMP_DTYPE_DEFAULT : t);
+            averaged_size = size;
+            amp_model* m = make(d, build_mean, amp_cuda_backend());
+            if (!m) return;
+            const size_t n = 7 * (size_t)size;
+            std::vector<float> y(n), dy(n);
+            amp_batch b = batch_of(0, 7);
+            float loss;
+            double sum = 0.0;
+            CHECK_MSG(amp_forward(m, &b, &loss) == AMP_OK && amp_model_read_value(m, averaged, y.data()) == AMP_OK, "%s", heard);
+            CHECK(amp_backward(m, NULL) == AMP_OK && amp_model_read_gradient(m, averaged, dy.data()) == AMP_OK);
+            for (float x : y) sum += (double)x;
+            CHECK_MSG(fabs((double)loss - 3.0 * sum / (double)n) < 1e-5, "%g, not %g", (double)loss, 3.0 * sum / (double)n);
+            for (float g : dy)
+                CHECK_MSG(fabs((double)g * (double)n / 3.0 - 1.0) < (t == AMP_BF16 ? 4e-3 : 5e-4), "%g", (double)g);
+            amp_eval_info eval;
+            CHECK(amp_discard(m) == AMP_OK && amp_evaluate(m, &b, &eval) == AMP_OK);
+            CHECK(eval.loss == loss && eval.predictions == 0);
+            amp_model_destroy(m);
+        }
+}
+
+/* y = gate * x^2 element by element, with x^2 kept for backward: by kernels of the test, and on the CPU by loops. */
+enum { GATED = 20 };
+static __global__ void gate_forward_kernel(const float* x, const float* gate, float* squares, float* y, int count) {
+    const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i >= count) return;
+    squares[i] = x[i] * x[i];
+    y[i] = gate[i % GATED] * squares[i];
+}
+static __global__ void gate_backward_kernel(const float* dy, const float* x, const float* gate, const float* squares,
+                                            float* dx, float* dgate, int add, int n) {
+    const int k = (int)threadIdx.x;      /* a thread for each gate */
+    float sum = dgate && add ? dgate[k] : 0.0f;
+    for (int i = k; i < n * GATED; i += GATED) {
+        if (dx) dx[i] = 2.0f * gate[k] * x[i] * dy[i];
+        sum += squares[i] * dy[i];
+    }
+    if (dgate) dgate[k] = sum;
+}
+static amp_result gate_launched(cudaError_t e) { return e == cudaSuccess ? AMP_OK : AMP_ERR_DEVICE; }
+static int gate_calls, gate_fails_at;
+static amp_result gate_forward(const amp_custom_call* c) {
+    const float *x = (const float*)c->x[0].data, *gate = (const float*)c->w[0].data;
+    float *squares = (float*)c->saved, *y = (float*)c->y.data;
+    CHECK(c->dtype == AMP_F32 && c->w[0].dtype == AMP_F32 && c->exec->workspace_size >= 1024);
+    if (++gate_calls == gate_fails_at) return AMP_ERR_MEMORY;
+    if (!c->user_data) {
+        for (int i = 0; i < c->n * GATED; i++) {
+            squares[i] = x[i] * x[i];
+            y[i] = gate[i % GATED] * squares[i];
+        }
+        return AMP_OK;
+    }
+    cudaLaunchConfig_t how = {};
+    how.gridDim = dim3((unsigned)(c->n * GATED + 63) / 64);
+    how.blockDim = dim3(64);
+    how.stream = (cudaStream_t)c->exec->stream;
+    return gate_launched(cudaLaunchKernelEx(&how, gate_forward_kernel, x, gate, squares, y, c->n * GATED));
+}
+static amp_result gate_backward(const amp_custom_call* c) {
+    const float *dy = (const float*)c->dy.data, *x = (const float*)c->x[0].data, *gate = (const float*)c->w[0].data;
+    const float* squares = (const float*)c->saved;
+    float *dx = (float*)c->dx[0].data, *dgate = (float*)c->dw[0].data;
+    if (!c->user_data) {
+        for (int k = 0; k < GATED; k++) {
+            float sum = dgate && c->add_dw ? dgate[k] : 0.0f;
+            for (int i = k; i < c->n * GATED; i += GATED) {
+                if (dx) dx[i] = 2.0f * gate[k] * x[i] * dy[i];
+                sum += squares[i] * dy[i];
+            }
+            if (dgate) dgate[k] = sum;
+        }
+        return AMP_OK;
+    }
+    cudaLaunchConfig_t how = {};
+    how.gridDim = dim3(1);
+    how.blockDim = dim3(GATED);
+    how.stream = (cudaStream_t)c->exec->stream;
+    return gate_launched(cudaLaunchKernelEx(&how, gate_backward_kernel, dy, x, gate, squares, dx, dgate, c->add_dw, c->n));
+}
+static void* gate_data;      /* not NULL = kernels */
+static amp_value add_gate(amp_model* m, amp_value x) {
+    const amp_custom_param gate = { "gate", GATED, AMP_INIT_ZERO, 0, 0, 0.75f };
+    amp_custom_desc c = {};
+    c.name = "gate";
+    c.params = &gate;
+    c.param_count = 1;
+    c.saved_bytes = GATED * sizeof(float);
+    c.workspace_bytes = 1024;
+    c.forward = gate_forward;
+    c.backward = gate_backward;
+    c.user_data = gate_data;
+    return amp_custom(m, &x, 1, &c);
+}
+static void build_gated(amp_model* m) {
+    amp_value y = add_gate(m, amp_tanh(m, amp_linear(m, amp_input(m, 1, SIDE, SIDE), GATED)));
+    amp_softmax_cross_entropy(m, amp_linear(m, y, CLASSES));
+}
+/* Such an operator trains as on the CPU at each level, frozen too; its kernels are recorded into graphs with those of the
+   library, so that a replay calls no function. */
+static void test_custom_kernels() {
+    for (int level = 0; level <= 2; level++)
+        for (int accumulate = 1; accumulate <= 2; accumulate++) {
+            amp_model_desc d = desc_of((amp_level)level, AMP_F16);
+            std::string state[2];
+            d.accumulate = accumulate;
+            gate_data = NULL;
+            amp_model* cpu = make(d, build_gated, NULL);
+            if (!cpu) return;
+            std::vector<float> start = weights(cpu);
+            run_steps(cpu, 4 * accumulate);
+            for (int graph = 0; graph < 2; graph++) {
+                gate_data = &gate_calls;
+                amp_model* gpu = make(d, build_gated, amp_cuda_backend(), graph);
+                if (!gpu) return;
+                CHECK(same(start, weights(gpu)));
+                gate_calls = 0;
+                run_steps(gpu, 4 * accumulate);
+                CHECK_MSG(gate_calls == (graph ? 2 : 4) * accumulate, "%d calls", gate_calls);
+                const double moved = distance(start, weights(cpu)), apart = distance(weights(gpu), weights(cpu));
+                CHECK_MSG(apart <= 2 * part_of((amp_level)level, AMP_F16) * moved, "O%d: moved %g, apart %g", level, moved, apart);
+                state[graph] = state_of(gpu);
+                amp_model_destroy(gpu);
+            }
+            CHECK(state[0] == state[1]);
+            amp_model_destroy(cpu);
+        }
+}
+
+/* A function that fails, while its step is recorded too, ends the step with a sentence, and leaves nothing. */
+static void test_custom_fails() {
+    amp_model_desc d = desc_of(AMP_O2, AMP_F16);
+    gate_data = &gate_calls;
+    amp_model *calm = make(d, build_gated, amp_cuda_backend()), *m = make(d, build_gated, amp_cuda_backend(), 1);
+    if (!calm || !m) return;
+    for (int step = 0; step < 4; step++) {
+        amp_batch b = batch_of(0, 8);
+        gate_fails_at = 1;
+        for (int failure = 0; failure < 2 && step == 0; failure++) {      /* the second one within a record */
+            gate_calls = 0;
+            CHECK(amp_train_step(m, &b, NULL) == AMP_ERR_MEMORY);
+            CHECK_MSG(strstr(heard, "layer 'gate1': its forward function says: "), "%s", heard);
+        }
+        gate_fails_at = 0;
+        CHECK_MSG(amp_train_step(m, &b, NULL) == AMP_OK && amp_train_step(calm, &b, NULL) == AMP_OK, "%s", heard);
+        CHECK(same(weights(m), weights(calm)));
+    }
+    amp_model_destroy(calm);
+    amp_model_destroy(m);
+}
+
+/* Layers that are used again: a convolution, on another size too, a dense layer, a norm, and the operator above. */
+static void build_reused(amp_model* m) {
+    amp_conv2d_desc c = {};
+    c.out_channels = 3;
+    c.kernel = 5;
+    c.stride = 4;
+    amp_value x = amp_conv2d_with(m, amp_input(m, 1, SIDE, SIDE), &c);                /* 3 x 6 x 6 */
+    amp_value y = amp_conv2d(m, x, 3, 3, 1, 1), z = amp_reuse(m, y, amp_max_pool2d(m, amp_reuse(m, y, amp_tanh(m, y)), 2));
+    x = amp_linear(m, amp_concat(m, amp_global_avg_pool2d(m, y), amp_flatten(m, amp_global_avg_pool2d(m, z))), GATED);
+    x = amp_add(m, amp_reuse(m, x, amp_concat(m, amp_global_avg_pool2d(m, z), amp_global_avg_pool2d(m, y))), x);
+    y = amp_layer_norm(m, x);
+    y = amp_reuse(m, y, amp_sigmoid(m, y));
+    y = add_gate(m, y);
+    y = amp_add(m, amp_reuse(m, y, amp_tanh(m, y)), y);
+    amp_softmax_cross_entropy(m, amp_linear(m, y, CLASSES));
+}
+static void test_reuse() {
+    static const amp_dtype lows[] = { AMP_F16, AMP_F16, AMP_F16, AMP_BF16 };
+    for (int k = 0; k < 4; k++) {
+        amp_model_desc d = desc_of(k == 3 ? AMP_O2 : (amp_level)k, lows[k]);
+        d.accumulate = 2;
+        gate_data = NULL;
+        amp_model* cpu = make(d, build_reused, NULL);
+        gate_data = &gate_calls;
+        amp_model *gpu = make(d, build_reused, amp_cuda_backend()), *graph = make(d, build_reused, amp_cuda_backend(), 1);
+        if (!cpu || !gpu || !graph) return;
+        std::vector<float> start = weights(cpu);
+        for (amp_model* m : { cpu, gpu, graph }) run_steps(m, 6);
+        const double moved = distance(start, weights(cpu)), apart = distance(weights(gpu), weights(cpu));
+        CHECK_MSG(moved > 0.01 && apart <= 2 * part_of(d.precision.level, lows[k]) * moved, "%d: moved %g, apart %g", k, moved, apart);
+        CHECK(state_of(gpu) == state_of(graph));
+        amp_model_destroy(cpu);
+        amp_model_destroy(gpu);
+        amp_model_destroy(graph);
+    }
+}
+
 /* --- ranks ---------------------------------------------------------------------------------------------------------- */
 
 struct Ranks {
@@ -1264,6 +1682,14 @@ int main(int argc, char** argv) {
     TEST(test_predictions_and_statistics);
     TEST(test_predictions_alone);
     TEST(test_held_statistics);
+    TEST(test_parts_are_the_step);
+    TEST(test_seeds);
+    TEST(test_retained_gradients);
+    TEST(test_gradients_between);
+    TEST(test_mean);
+    TEST(test_custom_kernels);
+    TEST(test_custom_fails);
+    TEST(test_reuse);
     TEST(test_ranks);
     TEST(test_host_memory);
     TEST(test_bad_desc);

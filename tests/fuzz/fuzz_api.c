@@ -920,11 +920,120 @@ static amp_value add_loss(amp_model* m) {
     amp_loss_desc d;
     d.weight = byte() < 200 ? 0.0f : number_f();
     d.smoothing = byte() < 200 ? 0.0f : number_f();
-    switch (below(3)) {
+    switch (below(4)) {
+        case 3: return amp_mean_with(m, some_value(), byte() & 1 ? &d : NULL);
         case 0: return amp_softmax_cross_entropy_with(m, some_value(), &d);
         case 1: return amp_mse_with(m, some_value(), byte() & 1 ? &d : NULL);
         default: return amp_bce_with_logits_with(m, some_value(), &d);
     }
+}
+
+/* Custom operators, with the sizes of what their functions get. */
+enum { MAX_OWN = 8 };
+static struct own {
+    size_t in[AMP_MAX_OPERANDS], out, params[AMP_MAX_OPERANDS], saved, workspace;
+    int inputs, param_count, may_fail;
+    amp_value x[AMP_MAX_OPERANDS], y;
+} owns[MAX_OWN];
+static int own_count;
+static size_t features_of(amp_model* m, amp_value v) {
+    const amp_layer* l = amp_model_layer(m, amp_model_layer_of(m, v));
+    return l ? (size_t)l->channels * (size_t)l->height * (size_t)l->width : 0;
+}
+/* Reads all that it may read, and writes all that it has to write. */
+static double sum_of(amp_ref x, size_t n) {
+    double sum = 0.0;
+    size_t i;
+    for (i = 0; i < n; i++) sum += value_at(x.data, x.dtype, i);
+    return sum;
+}
+static void fill(amp_ref y, size_t n, double x, int add) {
+    size_t i;
+    for (i = 0; y.data && i < n; i++)
+        put_value(y.data, y.dtype, i, x + (double)(i % 5) / 8 + (add ? value_at(y.data, y.dtype, i) : 0.0));
+}
+static amp_result own_forward(const amp_custom_call* c) {
+    const struct own* o = (const struct own*)c->user_data;
+    const size_t n = (size_t)c->n;
+    double sum = 0.0;
+    int i;
+    for (i = 0; i < o->inputs; i++) sum += sum_of(c->x[i], n * o->in[i]);
+    for (i = 0; i < o->param_count; i++) sum += sum_of(c->w[i], o->params[i]);
+    fill(c->y, n * o->out, sum == sum ? 0.25 : sum, 0);
+    if (o->saved) memset(c->saved, 0x5a, n * o->saved);
+    if (c->exec->workspace_size < o->workspace) give_up("a custom operator lacks its workspace");
+    if (o->workspace) memset(c->exec->workspace, 0x77, o->workspace);
+    return o->may_fail && byte() >= 200 ? AMP_ERR_MEMORY : AMP_OK;
+}
+static amp_result own_backward(const amp_custom_call* c) {
+    const struct own* o = (const struct own*)c->user_data;
+    const size_t n = (size_t)c->n;
+    const double sum = sum_of(c->dy, n * o->out) + sum_of(c->y, n * o->out);
+    size_t k;
+    int i;
+    for (k = 0; k < n * o->saved; k++)
+        if (((const unsigned char*)c->saved)[k] != 0x5a) give_up("what a custom operator saved has changed");
+    for (i = 0; i < o->inputs; i++) fill(c->dx[i], n * o->in[i], sum == sum ? 0.125 : sum, 0);
+    for (i = 0; i < o->param_count; i++) fill(c->dw[i], o->params[i], 0.5, c->add_dw);
+    return o->may_fail && byte() >= 200 ? AMP_ERR_SHAPE : AMP_OK;
+}
+static amp_value add_custom(amp_model* m, int sound) {
+    static const char* const names[] = { "w", "gain", "sevenxx", "eightxxx", "\xff", "" };
+    amp_value v[AMP_MAX_OPERANDS + 1], y;
+    amp_custom_param params[AMP_MAX_OPERANDS + 1];
+    amp_rule rules[4];
+    amp_custom_desc d;
+    struct own* o = &owns[own_count];
+    int i, count = number(1, 4);
+    memset(&d, 0, sizeof d);
+    memset(params, 0, sizeof params);
+    memset(o, 0, sizeof *o);
+    for (i = 0; i <= AMP_MAX_OPERANDS; i++) {
+        v[i] = some_value();
+        params[i].name = byte() < 250 ? names[byte() < 240 ? (unsigned)i % 3 : below(6)] : NULL;
+        params[i].count = size(30);
+        params[i].init = (amp_init)number(0, 4);
+        params[i].fan_in = size(30); params[i].fan_out = size(30);
+        params[i].value = number_f();
+        if (i < 4) rules[i] = (amp_rule)number(0, 4);
+    }
+    if (byte() >= 128) { d.channels = number(1, 4); d.height = number(1, 3); d.width = number(1, 3); }
+    d.rules = byte() & 1 ? rules : NULL;
+    d.params = byte() < 250 ? params : NULL;
+    d.param_count = number(0, 4);
+    d.saved_bytes = size(40); d.workspace_bytes = size(200);
+    d.name = byte() < 200 ? NULL : byte() < 250 ? "own" : "a name that is too long for it";
+    d.forward = byte() < 250 ? own_forward : NULL;
+    d.backward = byte() < 240 ? own_backward : NULL;
+    d.user_data = o;
+    if (sound) {
+        for (i = 0; i < 2; i++) {
+            params[i].name = names[i];
+            params[i].count = 1 + below(30);
+            params[i].init = AMP_INIT_ZERO;
+            params[i].value = 0.5f;
+        }
+        count = 1 + (int)below(2);
+        d.rules = NULL;
+        d.params = params;
+        d.param_count = (int)below(3);
+        d.saved_bytes = below(40); d.workspace_bytes = below(200);
+        d.name = NULL;
+        d.forward = own_forward;
+        d.backward = own_backward;
+        if (d.channels < 1 || d.height < 1 || d.width < 1) d.channels = d.height = d.width = 0;
+    }
+    if (count > AMP_MAX_OPERANDS) count = AMP_MAX_OPERANDS + 1;
+    for (i = 0; i < AMP_MAX_OPERANDS; i++) {
+        o->x[i] = v[i];
+        o->params[i] = params[i].count;
+    }
+    o->inputs = count; o->param_count = d.param_count;
+    o->saved = d.saved_bytes; o->workspace = d.workspace_bytes;
+    o->may_fail = byte() >= 240;
+    y = o->y = amp_custom(m, sound || byte() < 254 ? v : NULL, count, sound || byte() < 254 ? &d : NULL);
+    if (y.id) own_count++;
+    return y;
 }
 
 #define X(NAME, name, ...) amp_##name,
@@ -932,7 +1041,13 @@ static amp_value (*const activations[])(amp_model*, amp_value) = { AMP_ACTIVATIO
 #undef X
 static amp_value add_layer(amp_model* m) {
     amp_value none = { 0 }, a;
-    switch (below(18)) {
+    switch (below(21)) {
+        case 18: if (own_count < MAX_OWN) return add_custom(m, byte() & 1);
+                 return none;
+        case 19: a = some_value(); return amp_reuse(m, a, byte() & 1 ? a : some_value());
+        case 20: if (byte() & 1) amp_output(m, some_value());
+                 else amp_retain_gradient(m, some_value());
+                 return none;
         case 0: return amp_input(m, number(1, 4), number(1, 10), number(1, 10));
         case 1: case 2: case 3: return add_conv(m);
         case 4: return amp_linear(m, some_value(), number(1, 10));
@@ -959,6 +1074,9 @@ static amp_value add_layer(amp_model* m) {
     }
 }
 
+static int is_loss(amp_op op) {
+    return op == AMP_OP_SOFTMAX_CROSS_ENTROPY || op == AMP_OP_MSE || op == AMP_OP_BCE_WITH_LOGITS || op == AMP_OP_MEAN;
+}
 /* Input data and targets of the sizes that the model says; labels are mostly right. */
 static void some_batch(amp_model* m, amp_batch* b, int max_n) {
     int i, inputs = 0, losses = 0, labels = 0, k;
@@ -970,7 +1088,7 @@ static void some_batch(amp_model* m, amp_batch* b, int max_n) {
         const amp_layer* l = amp_model_layer(m, i);
         size_t n = (size_t)(max_n + 1) * (size_t)l->channels * (size_t)l->height * (size_t)l->width;
         if (l->op == AMP_OP_INPUT && inputs < AMP_MAX_INPUTS) b->inputs[inputs++] = operand(n, b->input_dtype, INPUT);
-        if (l->op < AMP_OP_SOFTMAX_CROSS_ENTROPY || losses == AMP_MAX_LOSSES) continue;
+        if (!is_loss(l->op) || losses == AMP_MAX_LOSSES) continue;
         n = (size_t)(max_n + 1) * 1024;
         b->targets[losses++] = block_new(n * 8, INPUT, l->op != AMP_OP_SOFTMAX_CROSS_ENTROPY);
         if (l->op != AMP_OP_SOFTMAX_CROSS_ENTROPY) continue;
@@ -1001,14 +1119,58 @@ static int is_possible(amp_model* m) {
     return 1;
 }
 
+/* The parts of a step in any order, with seeds, values and gradients, on memory that holds any tensor of a small model. */
+static void run_parts(amp_model* m, const amp_batch* b, int max_n) {
+    const size_t features = 1001 * 4 * (size_t)max_n, bytes = features > LARGEST ? features : LARGEST;
+    float* out = (float*)block_new(bytes, OUTPUT, 0);
+    float* gradient = (float*)block_new(2 * bytes, INPUT, 1);
+    amp_step_info info;
+    amp_eval_info eval;
+    double norm;
+    int i, k, count;
+    amp_param* params = amp_model_params(m, &count);
+    for (i = 0; i < 40 && left; i++) {
+        const amp_param* p = byte() >= 250 || !count ? NULL : &params[below((unsigned)count)];
+        amp_batch given_batch = *b;
+        amp_seeds seeds;
+        amp_result r = AMP_OK;
+        memset(&seeds, 0, sizeof seeds);
+        for (k = 0; k < AMP_MAX_OUTPUTS && byte() >= 128; k++)
+            if (byte() & 1) seeds.gradients[k] = amp_ref_of(gradient, byte() < 200 ? (amp_dtype)below(4) : type());
+        seeds.scaled = byte() & 1;
+        seeds.on_device = byte() & 1;
+        refusals = 0;
+        switch (byte() & 1 ? (unsigned)i % 8 : below(16)) {      /* every other call is the one that may come next */
+            case 0: case 1: case 2: r = amp_forward(m, &given_batch, byte() & 1 ? out : NULL); break;
+            case 3: case 4: case 5: r = amp_backward(m, byte() & 1 ? &seeds : NULL); break;
+            case 6: case 7: r = amp_update(m, byte() & 1 ? &info : NULL); break;
+            case 8: r = amp_discard(m); break;
+            case 9: r = amp_model_read_value(m, some_value(), byte() < 250 ? out : NULL); break;
+            case 10: r = amp_model_read_gradient(m, some_value(), byte() < 250 ? out : NULL); break;
+            case 11: r = amp_model_read_param_gradient(m, p, byte() < 250 ? out : NULL); break;
+            case 12: r = amp_model_write_param_gradient(m, p, byte() < 250 ? gradient : NULL); break;
+            case 13: r = amp_model_clip_gradients(m, number_f()); break;
+            case 14: r = amp_model_gradient_norm(m, p, byte() < 250 ? &norm : NULL); break;
+            default: r = byte() & 1 ? amp_train_step(m, b, NULL) : amp_evaluate(m, b, &eval);
+        }
+        memset(&given_batch, 0x55, sizeof given_batch);
+        if (r != AMP_OK && refusals == 0) give_up("a part of a step was refused without a sentence");
+    }
+    if (amp_discard(m) != AMP_OK) give_up("a step cannot be discarded");
+}
+
 static FILE* sink;      /* of reports */
 static void run_model(amp_model* m, int max_n) {
     amp_batch b;
     amp_step_info info;
     amp_eval_info eval;
     amp_result r;
-    int i;
+    int i, k;
     size_t before = given;
+    for (i = 0; i < own_count; i++) {
+        owns[i].out = features_of(m, owns[i].y);
+        for (k = 0; k < AMP_MAX_OPERANDS; k++) owns[i].in[k] = features_of(m, owns[i].x[k]);
+    }
     for (i = 0; i < 3; i++) {
         amp_optimizer* o = amp_model_optimizer(m);
         if (o && byte() >= 128) o->groups[below(2)].frozen = byte() & 1;
@@ -1021,6 +1183,7 @@ static void run_model(amp_model* m, int max_n) {
             float* out = (float*)block_new(1001 * 4 * (size_t)max_n, OUTPUT, 0);
             amp_predict(m, &b, v, out);
         }
+        if (byte() & 1) run_parts(m, &b, max_n);
         if (!sink) sink = fopen("/dev/null", "wb");
         if (sink && byte() < 64) (void)amp_report_print(m, &b, sink);
         refusals = 1;
@@ -1060,7 +1223,7 @@ static void try_graph(void) {
     r = amp_model_create(&m, &d);
     if (r != AMP_OK && m) give_up("a model in spite of a failure");
     if (r != AMP_OK) { settle(r); return; }
-    value_count = 0;
+    value_count = own_count = 0;
     values[value_count++] = amp_input(m, number(1, 3), number(1, 8), number(1, 8));
     while (layers-- && left && value_count < 60) {
         amp_value v = add_layer(m);
@@ -1077,13 +1240,67 @@ static void try_graph(void) {
     refusals = 0;
 }
 
+/* A small graph with what the parts of a step need: outputs, retained gradients, a custom operator, a layer used again. */
+static void try_parts(void) {
+    amp_scaler_desc scaler;
+    amp_model_desc d;
+    amp_model* m;
+    amp_batch b;
+    amp_value x, v;
+    int i, k;
+    memset(&d, 0, sizeof d);
+    memset(&scaler, 0, sizeof scaler);
+    d.batch = 1 + (int)below(3);
+    d.precision.level = (amp_level)below(4);
+    d.accumulate = 1 + (int)below(2);
+    d.logger = logger;
+    d.allocator.alloc = limited_alloc;
+    d.allocator.free = limited_free;
+    scaler.init_scale = byte() & 1 ? 1e30f : 64.0f;
+    d.scaler = &scaler;
+    allowed = -1;
+    given = 0;
+    value_count = own_count = 0;
+    if (amp_model_create(&m, &d) != AMP_OK) give_up("a model of sound settings was refused");
+    x = amp_input(m, 1 + (int)below(3), 2, 2);
+    v = amp_linear(m, x, 3);
+    values[value_count++] = x;
+    values[value_count++] = v;
+    for (i = 0; i < 3; i++) {
+        v = byte() & 1 ? add_custom(m, 1) : amp_tanh(m, some_value());
+        if (v.id) values[value_count++] = v;
+    }
+    v = byte() & 1 ? amp_reuse(m, values[1], x) : amp_linear(m, v, 3);
+    values[value_count++] = v;
+    for (i = 0; i < value_count; i++) {
+        if (byte() & 1) amp_output(m, values[i]);
+        if (byte() & 1) amp_retain_gradient(m, values[i]);
+    }
+    if (byte() & 1) amp_mean(m, v);
+    else if (byte() & 1) amp_softmax_cross_entropy(m, v);
+    if (amp_model_finalize(m) == AMP_OK && is_small(m)) {
+        for (i = 0; i < own_count; i++) {
+            owns[i].out = features_of(m, owns[i].y);
+            for (k = 0; k < AMP_MAX_OPERANDS; k++) owns[i].in[k] = features_of(m, owns[i].x[k]);
+        }
+        some_batch(m, &b, d.batch);
+        run_parts(m, &b, d.batch);
+        refusals = 1;
+        settle(AMP_OK);
+    }
+    amp_model_destroy(m);
+    if (given != 0) give_up("the model has kept memory");
+    refusals = 0;
+}
+
 /* --- the dispatcher ------------------------------------------------------------------------------------------------ */
 
 int LLVMFuzzerTestOneInput(const unsigned char* data, size_t n);
 int LLVMFuzzerTestOneInput(const unsigned char* data, size_t n) {
     static void (*const parts[])(void) = {
         try_convert, try_gemm, try_gemm_batched, try_linear, try_conv, try_pool, try_batch_norm, try_rows, try_elements, try_losses,
-        try_scaler, try_scaler, try_optimizer, try_mixed, try_policy, try_stats, try_graph, try_graph
+        try_scaler, try_scaler, try_optimizer, try_mixed, try_policy, try_stats, try_graph, try_graph,
+        try_parts, try_parts
     };
     input = data;
     left = n;
