@@ -4,13 +4,11 @@
    Run:  make examples && build/fgsm                                                            */
 #define AMP_IMPLEMENTATION
 #include "../amp.h"
-
 enum { PIXELS = 64, BATCH = 128, STEPS = 400, TESTS = 20 };
 static const float EPS = 0.5f;
 static float clean[BATCH * PIXELS], moved[BATCH * PIXELS], slope[BATCH * PIXELS];
 static int32_t labels[BATCH];
 static uint64_t drawn;
-
 static void draw_batch(void) {
     for (int i = 0; i < BATCH * PIXELS; i++) {
         const int label = labels[i / PIXELS] = i / PIXELS % 2;
@@ -19,7 +17,6 @@ static void draw_batch(void) {
         else clean[i] = amp_random_uniform(1, drawn++) < 0.9f ? side : -side;
     }
 }
-
 /* moved = clean + EPS * sign of the gradient, by the parts of a step, which is dropped. */
 static int attack(amp_model* m, amp_value input) {
     amp_batch b = { .n = BATCH, .inputs = { clean }, .targets = { labels } };
@@ -29,7 +26,6 @@ static int attack(amp_model* m, amp_value input) {
         moved[i] = clean[i] + (slope[i] > 0.0f ? EPS : slope[i] < 0.0f ? -EPS : 0.0f);
     return amp_discard(m) == AMP_OK && ok;
 }
-
 /* Trains on clean or moved inputs, then tells the accuracy on both; returns that on moved ones. */
 static double train(int adversarial) {
     int64_t correct[2] = { 0, 0 };
@@ -58,7 +54,6 @@ static double train(int adversarial) {
         (double)correct[0] / (TESTS * BATCH), (double)correct[1] / (TESTS * BATCH));
     return (double)correct[1] / (TESTS * BATCH);
 }
-
 int main(void) {
     const double before = train(0), after = train(1);
     return before < 0.0 || after < before + 0.2;

@@ -9,10 +9,7 @@ enum { NOISE = 4, CLUSTERS = 8, HALF = 64, STEPS = 1500 };
 static float noise[HALF * NOISE], points[2 * HALF * 2], real_or_not[2 * HALF], slope[HALF * 2];
 static uint64_t drawn;
 static float draw(void) { return amp_random_normal(1, drawn++); }
-static float centre(int cluster, int axis) {
-    return sinf(0.78539816f * (float)(cluster + 2 * axis));
-}
-
+static float centre(int i, int axis) { return sinf(0.78539816f * (float)(i + 2 * axis)); }
 static amp_model* build(int in, int out, amp_value ends[2]) {
     amp_model* m;
     amp_model_create(&m, &(amp_model_desc){ .batch = 2 * HALF, .precision = { .level = AMP_O2 },
@@ -23,7 +20,6 @@ static amp_model* build(int in, int out, amp_value ends[2]) {
     ends[1] = amp_linear(m, x, out);
     return m;
 }
-
 /* The share of 100 batches of points that lie near a cluster. */
 static double share_near(amp_model* generator, amp_value out) {
     int near = 0;
@@ -37,7 +33,6 @@ static double share_near(amp_model* generator, amp_value out) {
     }
     return near / (100.0 * HALF);
 }
-
 int main(void) {
     amp_value g[2], d[2];
     amp_model *generator = build(NOISE, 2, g), *judge = build(2, 1, d);
@@ -56,7 +51,6 @@ int main(void) {
         for (int i = 0; i < HALF * 2; i++)
             points[2 * HALF + i] = centre(step + i / 2, i % 2) + 0.05f * draw();
         for (int i = 0; i < HALF; i++) real_or_not[HALF + i] = 1.0f;
-
         ok = amp_forward(generator, &from, NULL) == AMP_OK      /* points, */
             && amp_model_read_value(generator, g[1], points) == AMP_OK
             && amp_train_step(judge, &both, NULL) == AMP_OK     /* told from real ones; */
@@ -67,7 +61,6 @@ int main(void) {
     }
     const double after = share_near(generator, g[1]);
     printf("points near a cluster: %.3f, after training %.3f\n", before, after);
-    amp_model_destroy(generator);
-    amp_model_destroy(judge);
+    amp_model_destroy(generator), amp_model_destroy(judge);
     return !ok || after < before + 0.3;
 }

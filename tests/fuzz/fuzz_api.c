@@ -917,9 +917,15 @@ static amp_value add_norm(amp_model* m) {
     return byte() & 1 ? amp_batch_norm_with(m, some_value(), &d) : amp_layer_norm_with(m, some_value(), &d);
 }
 static amp_value add_loss(amp_model* m) {
+    amp_scaler_desc own;
     amp_loss_desc d;
+    int32_t ignored = number(-1, 3);
+    memset(&d, 0, sizeof d);
+    memset(&own, 0, sizeof own);
     d.weight = byte() < 200 ? 0.0f : number_f();
     d.smoothing = byte() < 200 ? 0.0f : number_f();
+    if (byte() >= 200) d.ignored = &ignored;
+    if (byte() >= 250) { own.init_scale = number_f(); d.scaler = &own; }
     switch (below(4)) {
         case 3: return amp_mean_with(m, some_value(), byte() & 1 ? &d : NULL);
         case 0: return amp_softmax_cross_entropy_with(m, some_value(), &d);
