@@ -18419,8 +18419,8 @@ AMP_DEF void amp_history_add(amp_history* h, const amp_step_info* info) {
    A step has parts: amp_forward, amp_backward, amp_update, amp_discard; outputs take gradients of
    yours, values keep theirs, gradients are read, written and clipped between. Operators of your own
    (amp_custom), amp_mean as a loss, layers used again (amp_reuse), models for inference, scalers of
-   single losses, groups with an optimizer of their own, RMSprop, split masters, moments in 16 bits,
-   amp_mixed, operands of amp_exec, buckets of gradients (amp_comm's start and wait). Layers: silu,
+   single losses. Groups with an optimizer of their own, RMSprop, split masters, moments in 16 bits,
+   amp_mixed. operands of amp_exec, buckets of gradients (amp_comm's start and wait). Layers: silu,
    hard_swish, leaky_relu, mul, upsample, conv_transpose2d; cross-entropy of [C,H,W] is no error.
    m and v of amp_param are void*. Structs that grew at their ends: amp_loss_desc, amp_param,
    amp_param_group, amp_comm, amp_conv2d_desc, amp_conv2d_shape; amp_model_desc and
