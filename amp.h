@@ -15252,6 +15252,7 @@ AMPI_FN amp_result ampi_load_batch(amp_model* m) {
         const ampi_node* n = m->losses[i];
         const void* from = b->targets[i];
         const size_t count = m->pass.rows * ampi_target_size(n), bytes = count * 4;
+        if (count == 0) continue;  /* a mean has no target */
         if (ampi_has_labels(n) && (b->label_dtype == AMP_I64 || b->label_dtype == AMP_U8))
             AMPI_RUN(load, amp_ref_of(n->target, AMP_I32), amp_ref_of(from, b->label_dtype), count,
                 !b->on_device, NULL);

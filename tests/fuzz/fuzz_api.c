@@ -917,6 +917,7 @@ static amp_value add_norm(amp_model* m) {
     return byte() & 1 ? amp_batch_norm_with(m, some_value(), &d) : amp_layer_norm_with(m, some_value(), &d);
 }
 static amp_value add_loss(amp_model* m) {
+    static float class_weights[1u << 20];      /* as many as the allocator has room for */
     amp_scaler_desc own;
     amp_loss_desc d;
     int32_t ignored = number(-1, 3);
@@ -925,6 +926,10 @@ static amp_value add_loss(amp_model* m) {
     d.weight = byte() < 200 ? 0.0f : number_f();
     d.smoothing = byte() < 200 ? 0.0f : number_f();
     if (byte() >= 200) d.ignored = &ignored;
+    if (byte() >= 200) {
+        class_weights[below(4)] = number_f();
+        d.class_weights = class_weights;
+    }
     if (byte() >= 250) { own.init_scale = number_f(); d.scaler = &own; }
     switch (below(4)) {
         case 3: return amp_mean_with(m, some_value(), byte() & 1 ? &d : NULL);
