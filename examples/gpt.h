@@ -52,7 +52,7 @@ typedef struct gpt {
 } gpt;
 
 /* For the optimizer: matrices decay, vectors do not. */
-static const amp_param_group gpt_groups[2] = { { 0.0f, 0.0f, 0 }, { 0.0f, AMP_ZERO, 0 } };
+static const amp_param_group gpt_groups[2] = { { 0.0f, 0.0f, 0, NULL }, { 0.0f, AMP_ZERO, 0, NULL } };
 
 /* --- memory: handed out twice, the first time only to count the bytes --- */
 

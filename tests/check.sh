@@ -13,7 +13,7 @@ all=build/check; out=$all/$STEP
 strict="-Wall -Wextra -pedantic -Wconversion -Wshadow -Wcast-qual -Wdouble-promotion -Wundef -Wcast-align -Werror"
 threads="-std=gnu99 -O2 -fopenmp -ffp-contract=fast $LEAN"
 fma=; grep -q ' fma ' /proc/cpuinfo 2> /dev/null && fma=-DTEST_FMA      # as in the Makefile
-few="env TEST_EVERY=3"          # of the long lists of products and convolutions every third, with each type
+few="env TEST_EVERY=6"          # of the long lists of products and convolutions every sixth, with each type
 sanitize="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all $LEAN"
 steps=0; skipped=0
 export OMP_WAIT_POLICY=passive      # more threads than processors, or a busy machine: threads that spin take minutes
@@ -51,8 +51,8 @@ fi
 # --- the same bits ----------------------------------------------------------------------------------------
 step "the same bits: compilers, processors, systems" env FEW=1 sh tests/test_bits.sh build/bits/few.md
 
-cross() { # the parts with NEON code, under qemu; of its many products and convolutions every 25th
-    export TEST_EVERY=25
+cross() { # the parts with NEON code, under qemu; of its many products and convolutions every 60th
+    export TEST_EVERY=60
     aarch64-linux-gnu-gcc -std=c99 -O2 -c tests/impl.c -o $out/arm.o || return 1
     for t in half gemm conv scaler optim ops nan; do
         aarch64-linux-gnu-gcc -std=c99 -O2 tests/test_$t.c $out/arm.o -o $out/arm_$t -lm &&
@@ -109,7 +109,7 @@ step "OpenMP, contraction allowed" threaded
 small_stack() { # KB, the implementation's object, tests: the operators need no more than amp.h says
     k=$1; o=$2; shift 2
     for t in "$@"; do
-        $CC -std=c99 -O2 $fma tests/test_$t.c $o -o $out/stack_$t -lm && (ulimit -s $k && TEST_EVERY=5 $out/stack_$t) || return 1
+        $CC -std=c99 -O2 $fma tests/test_$t.c $o -o $out/stack_$t -lm && (ulimit -s $k && TEST_EVERY=12 $out/stack_$t) || return 1
     done
 }
 clang_small_stack() {

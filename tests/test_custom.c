@@ -72,7 +72,7 @@ static void test_custom_is_a_layer(void) {
     int k, own, step, micro;
     for (k = 0; k < COUNT(kinds); k++) {
         amp_model_desc d = model_desc(4, kinds[k].level, kinds[k].low);
-        static const amp_param_group groups[2] = { { 0.0f, 0.0f, 0 }, { 0.0f, 0.0f, 1 } };
+        static const amp_param_group groups[2] = { { 0.0f, 0.0f, 0, NULL }, { 0.0f, 0.0f, 1, NULL } };
         amp_scaler_desc scaler;
         amp_model* m[2];
         amp_step_info info[2];
