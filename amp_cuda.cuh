@@ -8079,10 +8079,10 @@ AMPI_D void ampi_d_put4(uint16_t* y, size_t i, size_t n, const uint32_t (&h)[4])
     if (WHOLE) {
         *(uint2*)(void*)(y + i) = make_uint2((h[0] & 0xffffu) | h[1] << 16,
             (h[2] & 0xffffu) | h[3] << 16);
-        return;
+    } else {
+        for (int j = 0; j < 4; j++)
+            if (i + (size_t)j < n) y[i + (size_t)j] = (uint16_t)h[j];
     }
-    for (int j = 0; j < 4; j++)
-        if (i + (size_t)j < n) y[i + (size_t)j] = (uint16_t)h[j];
 }
 
 /* Four masters, split. */
