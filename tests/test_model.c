@@ -936,7 +936,7 @@ static amp_value layer_with_op(amp_model* m, amp_op op, amp_value x) {
 
 /* Steps of a model with that layer: all is finite, and in FP32 the loss falls as the gradient says. */
 static void train_with_op(amp_op op, amp_level level) {
-    static float inputs[2][3 * 32], targets[3 * 128];
+    static float inputs[2][3 * 32], targets[3 * 256];
     static int32_t labels[3];
     const char* name = amp_op_name(op);
     amp_model* m = model_of(3, level, AMP_F16);
@@ -947,7 +947,7 @@ static void train_with_op(amp_op op, amp_level level) {
 
     test_seed = 1;
     for (int i = 0; i < 3 * 32; i++) inputs[0][i] = inputs[1][i] = 2.0f * test_uniform();
-    for (int i = 0; i < 3 * 128; i++) targets[i] = 0.5f + 0.5f * test_uniform();
+    for (int i = 0; i < 3 * 256; i++) targets[i] = 0.5f + 0.5f * test_uniform();
     for (int i = 0; i < 3; i++) labels[i] = i;
     memset(&b, 0, sizeof b);
     b.n = 3; b.inputs[0] = inputs[0]; b.inputs[1] = inputs[1];
