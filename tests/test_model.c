@@ -1070,6 +1070,7 @@ static void norm_of(amp_model* m, amp_value x, float eps, float momentum) {
 }
 static void loss_of(amp_model* m, amp_value x, float weight, float smoothing) {
     amp_loss_desc d;
+    memset(&d, 0, sizeof d);
     d.weight = weight; d.smoothing = smoothing;
     amp_softmax_cross_entropy_with(m, x, &d);
 }
