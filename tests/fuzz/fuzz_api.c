@@ -309,6 +309,7 @@ static void try_conv(void) {
     int oh = -7, ow = -7, i;
     void *x, *w, *b, *y;
     size_t nx, nw, ny;
+    memset(&s, 0, sizeof s);
     for (i = 0; i < 6; i++) t[i] = type();
     s.n = number(1, 3); s.channels = number(1, 4); s.height = number(1, 8); s.width = number(1, 20);
     s.out_channels = number(1, 4); s.kernel_h = number(1, 4); s.kernel_w = number(1, 4);
