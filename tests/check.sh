@@ -13,7 +13,7 @@ all=build/check; out=$all/$STEP
 strict="-Wall -Wextra -pedantic -Wconversion -Wshadow -Wcast-qual -Wdouble-promotion -Wundef -Wcast-align -Werror"
 threads="-std=gnu99 -O2 -fopenmp -ffp-contract=fast $LEAN"
 fma=; grep -q ' fma ' /proc/cpuinfo 2> /dev/null && fma=-DTEST_FMA      # as in the Makefile
-few="env TEST_EVERY=6"          # of the long lists of products and convolutions every sixth, with each type
+few="env TEST_EVERY=8"          # of the long lists of products and convolutions every eighth, with each type
 sanitize="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all $LEAN"
 steps=0; skipped=0
 export OMP_WAIT_POLICY=passive      # more threads than processors, or a busy machine: threads that spin take minutes
@@ -99,8 +99,8 @@ pointers() {
 }
 if have clang; then step "clang's sanitizer of pointers" pointers; fi
 if have gcov; then step "coverage" env TEST_EVERY=25 make -s coverage; else skip "gcov is not here"; fi
-# 300 faults take hours; here a dozen. One that survives is printed, and no failure: that many would be chance.
-step "planted faults, a dozen: seed $SEED" $PYTHON tests/tools/mutants.py amp.h 12 "$SEED" --least 60
+# 300 faults take hours; here six. One that survives is printed, and no failure: that many would be chance.
+step "planted faults, six: seed $SEED" $PYTHON tests/tools/mutants.py amp.h 6 "$SEED" --least 60
 if have clang; then step "clang" $few make -s test B=build/clang CC=clang CFLAGS="-O2 $LEAN"; else skip "clang is not here"; fi
 threaded() {
     OMP_NUM_THREADS=3 $few make -s test B=build/omp CC="$CC" CFLAGS="$threads" TESTS="$(sed -n 's/^TESTS *= //p' Makefile) openmp"
@@ -109,7 +109,7 @@ step "OpenMP, contraction allowed" threaded
 small_stack() { # KB, the implementation's object, tests: the operators need no more than amp.h says
     k=$1; o=$2; shift 2
     for t in "$@"; do
-        $CC -std=c99 -O2 $fma tests/test_$t.c $o -o $out/stack_$t -lm && (ulimit -s $k && TEST_EVERY=12 $out/stack_$t) || return 1
+        $CC -std=c99 -O2 $fma tests/test_$t.c $o -o $out/stack_$t -lm && (ulimit -s $k && TEST_EVERY=25 $out/stack_$t) || return 1
     done
 }
 clang_small_stack() {
