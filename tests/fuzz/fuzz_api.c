@@ -680,6 +680,7 @@ static void some_optimizer_desc(amp_optimizer_desc* d, amp_param_group* groups) 
     if (byte() >= 200) {
         d->groups = groups;
         d->group_count = number(0, 3);
+        memset(groups, 0, AMP_MAX_GROUPS * sizeof *groups);
         groups[0].lr = number_f(); groups[0].weight_decay = number_f();
         groups[1].lr = number_f(); groups[1].weight_decay = number_f();
         groups[0].frozen = 0; groups[1].frozen = byte() & 1;
