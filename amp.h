@@ -11760,7 +11760,8 @@ AMPI_HD AMPI_FN int ampi_update_kind_of(const amp_optimizer_desc* d) {
 
 /* The kind of a group of a desc that is not yet checked. */
 AMPI_FN int ampi_kind_in_group(const amp_optimizer_desc* d, int group) {
-    const int exists = d->groups && group >= 0 && group < d->group_count;
+    const int exists = d->groups && group >= 0 && group < d->group_count
+        && d->group_count <= AMP_MAX_GROUPS;
     return ampi_update_kind_of(exists && d->groups[group].optimizer ? d->groups[group].optimizer
         : d);
 }
