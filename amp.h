@@ -4014,9 +4014,9 @@ AMPI_FN void ampi_channels_table(const ampi_im2col* g, const ampi_channels* d, u
 AMPI_INLINE float ampi_element_f32(const void* data, amp_dtype t, size_t i) {
     const uint16_t* low = (const uint16_t*)data;
     if (t == AMP_F32) return ((const float*)data)[i];
-    if ((int)t == AMPI_ROUNDED + AMP_F16)
+    if ((int)t == AMPI_ROUNDED + (int)AMP_F16)
         return ampi_float(ampi_half_widen(ampi_half_bits(ampi_bits_at((const float*)data + i))));
-    if ((int)t == AMPI_ROUNDED + AMP_BF16)
+    if ((int)t == AMPI_ROUNDED + (int)AMP_BF16)
         return ampi_float(ampi_bf16_widen(ampi_bf16_bits(ampi_bits_at((const float*)data + i))));
     return ampi_float(t == AMP_F16 ? ampi_half_widen(low[i]) : ampi_bf16_widen(low[i]));
 }
