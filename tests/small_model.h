@@ -48,4 +48,19 @@ static inline toy make_toy(const amp_model_desc* d, int norm, float dropout) {
     return t;
 }
 
+/* Have both models equal weights, bit for bit? */
+static inline int same_weights(amp_model* a, amp_model* b) {
+    int i, count, others, equal = 1;
+    amp_param *p = amp_model_params(a, &count), *q = amp_model_params(b, &others);
+    CHECK(count == others);
+    for (i = 0; i < count; i++) {
+        float *x = malloc(p[i].count * sizeof *x), *y = malloc(p[i].count * sizeof *y);
+        CHECK(p[i].count == q[i].count);
+        equal &= amp_model_read_param(a, &p[i], x) == AMP_OK && amp_model_read_param(b, &q[i], y) == AMP_OK
+            && memcmp(x, y, p[i].count * sizeof *x) == 0;
+        free(x); free(y);
+    }
+    return equal;
+}
+
 #endif

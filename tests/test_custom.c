@@ -22,19 +22,6 @@ static amp_batch batch_of(int first, int n, const void* targets) {
     b.targets[0] = targets;
     return b;
 }
-static int same_weights(amp_model* a, amp_model* b) {
-    int i, count, others, equal = 1;
-    amp_param *p = amp_model_params(a, &count), *q = amp_model_params(b, &others);
-    CHECK(count == others);
-    for (i = 0; i < count; i++) {
-        float *x = malloc(p[i].count * sizeof *x), *y = malloc(p[i].count * sizeof *y);
-        CHECK(p[i].count == q[i].count);
-        equal &= amp_model_read_param(a, &p[i], x) == AMP_OK && amp_model_read_param(b, &q[i], y) == AMP_OK
-            && memcmp(x, y, p[i].count * sizeof *x) == 0;
-        free(x); free(y);
-    }
-    return equal;
-}
 
 /* --- an operator that amp has, too ---------------------------------------------------------------- */
 

@@ -338,7 +338,8 @@ static void model_fields(void) {
         M(optimizer.group_count, -1), M(optimizer.group_count, 1000)
     };
 #undef M
-    static amp_comm comms[] = { { NULL, 0, 1, NULL }, { no_reduce, -1, 1, NULL }, { no_reduce, 1, 1, NULL }, { no_reduce, 0, 0, NULL } };
+    static amp_comm comms[] = { { NULL, 0, 1, NULL, NULL, NULL, 0 }, { no_reduce, -1, 1, NULL, NULL, NULL, 0 },
+        { no_reduce, 1, 1, NULL, NULL, NULL, 0 }, { no_reduce, 0, 0, NULL, NULL, NULL, 0 } };
     amp_scaler_desc scaler;
     amp_policy policy;
     amp_logger unused = { NULL, NULL };

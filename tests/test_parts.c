@@ -24,19 +24,6 @@ static amp_batch batch_of(int first, int n, const void* targets) {
 }
 static amp_batch labelled(int first, int n) { return batch_of(first, n, labels + first); }
 
-/* Weights of both models, bit for bit. */
-static int same_weights(amp_model* a, amp_model* b) {
-    int i, count, equal = 1;
-    amp_param *p = amp_model_params(a, &count), *q = amp_model_params(b, NULL);
-    for (i = 0; i < count; i++) {
-        float *x = malloc(p[i].count * sizeof *x), *y = malloc(p[i].count * sizeof *y);
-        equal &= amp_model_read_param(a, &p[i], x) == AMP_OK && amp_model_read_param(b, &q[i], y) == AMP_OK
-            && memcmp(x, y, p[i].count * sizeof *x) == 0;
-        free(x); free(y);
-    }
-    return equal;
-}
-
 /* A step in parts has the bits of amp_train_step: weights, scale, and what is told of it; micro-batches, steps that
    overflow and dropout too. */
 static void test_parts_are_the_step(void) {
