@@ -11326,6 +11326,12 @@ AMPI_FN void ampi_scaler_raise(amp_scaler* s, int unsound) {
     if (!s->rule.ignore_overflow) s->state.found_inf = 1;
 }
 
+/* Closes the window if it is open. */
+AMPI_FN void ampi_scaler_close(amp_scaler* s) {
+    s->scaled = s->recorded = s->list_count = 0;
+    s->state.found_inf = s->state.unsound = 0;
+}
+
 /* The loss times the scale of this window, which the first call of a window fixes. */
 AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss) {
     if (ampi_scaler_ready(s) != AMP_OK) return ampi_float(0x7fc00000u);
@@ -12700,12 +12706,6 @@ AMPI_CPU(step, amp_training* t, void* now, const void* saved, size_t bytes) {
 }
 
 AMPI_CPU(read, amp_training* t AMPI_MAYBE) { return AMP_OK; }
-
-/* Closes the window if it is open. */
-AMPI_FN void ampi_scaler_close(amp_scaler* s) {
-    s->scaled = s->recorded = s->list_count = 0;
-    s->state.found_inf = s->state.unsound = 0;
-}
 
 AMPI_FN void ampi_cpu_abandon(amp_training* t, const amp_exec* exec AMPI_MAYBE) {
     ampi_scaler_close(&t->scaler);
