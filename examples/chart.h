@@ -83,8 +83,15 @@ typedef struct chart_panel {
 
 /* Pixels of the picture: each panel has room for its axis on the left and for its titles on top. A letter is taken as
    LETTER wide. */
-enum { CHART_PANEL = 480, CHART_HEIGHT = 410, CHART_LEFT = 62, CHART_RIGHT = 20, CHART_BOTTOM = 56 };
-enum { CHART_LETTER = 8, CHART_LINE_HEIGHT = 17, CHART_TITLE_HEIGHT = 21, CHART_LEGEND_HEIGHT = 20 };
+#define CHART_PANEL 480
+#define CHART_HEIGHT 410
+#define CHART_LEFT 62
+#define CHART_RIGHT 20
+#define CHART_BOTTOM 56
+#define CHART_LETTER 8
+#define CHART_LINE_HEIGHT 17
+#define CHART_TITLE_HEIGHT 21
+#define CHART_LEGEND_HEIGHT 20
 
 /* Values along an axis, as logarithms if it is logarithmic. */
 typedef struct chart_range { double low, high; int any; } chart_range;
