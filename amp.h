@@ -1285,8 +1285,8 @@ AMP_DEF amp_result amp_mixed_step(amp_mixed* x, amp_optimizer_info* info);
 
 typedef struct amp_model amp_model;
 
-/* A handle of a layer's output: images [N,C,H,W], or rows of C*H*W features. Models with other
-   layers up to there refuse it. */
+/* A handle of a layer's output: images [N,C,H,W], or rows of C*H*W features. In a sequence each of
+   T positions has those: [N,T,C,H,W]. Models with other layers up to there refuse it. */
 typedef struct amp_value { int id; uint32_t tag; } amp_value;
 
 /* Data-parallel training: sums over ranks, in place, in the backend's memory. amp_train_step first
@@ -1354,6 +1354,7 @@ typedef struct amp_input_desc {
     float scale;                  /* 0 = AMP_U8 is divided by 255, other types stay, as
                                      torchvision's ToTensor */
     const float *mean, *std;      /* [channels], std > 0; NULL = none */
+    int positions;                /* T, the most of a sequence; 0 = 1: images or rows */
 } amp_input_desc;
 /* kernel is square; kernel_h and kernel_w replace it where not 0. Likewise for stride, pad,
    dilation. */
@@ -1396,10 +1397,16 @@ typedef struct amp_loss_desc {
     const amp_scaler_desc* scaler; /* NULL = the model's. A loss scale of this loss alone, as Apex's
                                       loss_id: a backward pass and a finding of its own. All losses
                                       have one, or none; FP32 gradients on the CPU. Copied */
+    int classes;      /* of softmax cross-entropy: logits from there on only fill up a vocabulary,
+                         with no probability and a gradient of 0; 0 = all C logits are classes */
 } amp_loss_desc;
 
 /* A layer's short call takes numbers, or nothing; the one that ends in _with takes a desc, NULL =
-   all defaults where it has them. */
+   all defaults where it has them.
+   Sequences. What is said of a sample's C*H*W features holds for each position of a sequence: a
+   dense layer, layer norm, softmax, activation, dropout, sum, product, concat or loss knows rows
+   alone, which are n * T. Pairs have equal positions. Convolutions, pools, upsampling and batch
+   norm refuse sequences. */
 
 /* x[N,C,H,W]; rows of D features are (D,1,1). */
 AMP_DEF amp_value amp_input(amp_model* m, int channels, int height, int width);
@@ -1442,7 +1449,7 @@ AMP_DEF amp_value amp_mul(amp_model* m, amp_value a, amp_value b);
 AMP_DEF amp_value amp_concat(amp_model* m, amp_value a, amp_value b);
 AMP_DEF amp_value amp_flatten(amp_model* m, amp_value x);  /* [N,C*H*W,1,1]; costs nothing */
 /* The model's loss is the weighted sum of these. The i-th call reads targets[i] of a batch. Logits
-   are [N,K,1,1], or maps [N,K,H,W] in which each pixel has a label. */
+   are [N,K,1,1], or maps [N,K,H,W] in which each pixel has a label, or either at each position. */
 AMP_DEF amp_value amp_softmax_cross_entropy(amp_model* m, amp_value logits);
 AMP_DEF amp_value amp_softmax_cross_entropy_with(amp_model* m, amp_value logits,
     const amp_loss_desc* desc);
@@ -1462,8 +1469,8 @@ AMP_DEF amp_value amp_reuse(amp_model* m, amp_value v, amp_value x);
 /* --- an operator of your own, with what it computes given as functions --- */
 #define AMP_MAX_OPERANDS 4
 
-/* What its functions get. x, y, dy and dx are arrays [n,C,H,W] of `dtype`; w has the type in which
-   layers read weights, dw the model's grad_dtype. */
+/* What its functions get. x, y, dy and dx are arrays [n,C,H,W] of `dtype`, of sequences
+   [n,positions,C,H,W]; w has the type in which layers read weights, dw the model's grad_dtype. */
 typedef struct amp_custom_call {
     int n;                        /* samples of this pass */
     int training;                 /* 0 = evaluation */
@@ -1479,6 +1486,8 @@ typedef struct amp_custom_call {
     const amp_exec* exec;         /* for amp's operators; its workspace has workspace_bytes, its
                                      stream is a GPU's */
     void* user_data;
+    int positions;                /* of x[0] in this pass; 1 = no sequence */
+    const int32_t* lengths;       /* those of the batch, in the backend's memory; NULL = none */
 } amp_custom_call;
 
 /* A parameter: "<layer>.<name>". */
@@ -1504,6 +1513,7 @@ typedef struct amp_custom_desc {
     amp_result (*forward)(const amp_custom_call* call);
     amp_result (*backward)(const amp_custom_call* call);
     void* user_data;
+    int positions;                  /* of the output; 0 = those of the first input, 1 = one */
 } amp_custom_desc;
 /* Adds such an operator on `count` inputs (1 to AMP_MAX_OPERANDS). A loss of your own is one with
    an output of one element a sample, and amp_mean of it. Its data lies in the backend's memory.
@@ -1547,7 +1557,8 @@ AMP_DEF amp_result amp_model_finalize(amp_model* m);
 typedef struct amp_layer {
     amp_op     op;
     char       name[128];
-    int        channels, height, width;  /* of the output, per sample */
+    int        channels, height, width;  /* of the output, per sample and position */
+    int        positions;                /* of the output; 1 = no sequence */
     amp_dtype  compute_dtype;            /* of its operands */
     amp_dtype  storage_dtype;            /* of its output (F32 only if somebody needs it) */
     amp_dtype  param_dtype;              /* of the weights it reads; 0 if none */
@@ -1605,15 +1616,22 @@ AMP_DEF const amp_policy* amp_model_policy(const amp_model* m);
 /* Data of one step. Nothing is kept. */
 typedef struct amp_batch {
     int n;                                /* samples; 1 .. desc.batch */
-    const void* inputs[AMP_MAX_INPUTS];   /* [n,C,H,W] each, in the order of the amp_input calls */
+    const void* inputs[AMP_MAX_INPUTS];   /* [n,C,H,W] each, [n,t,C,H,W] of a sequence, in the order
+                                             of the amp_input calls */
     amp_dtype   input_dtype;              /* 0 = AMP_F32; a float type or AMP_U8, see
                                              amp_input_desc */
     const void* targets[AMP_MAX_LOSSES];  /* per loss: labels[n,H,W] for cross-entropy, else
-                                             float[n,C,H,W] */
+                                             float[n,C,H,W]; behind n the t of a sequence */
     amp_dtype   label_dtype;              /* 0 = AMP_I32; AMP_I64, AMP_U8. Without cross-entropy
                                              0 */
     int on_device;                        /* 1 = in the backend's memory; there a GPU makes a bad
                                              label a NaN loss */
+    int positions;                        /* t of each sequence in this batch; 0 = the model's T, of
+                                             which none may be less */
+    const int32_t* lengths;               /* [n] on the host: positions of each sample that count,
+                                             1 to t; NULL = all. Later ones have no loss, the mean
+                                             is over the others, and attention does not see them.
+                                             What lies there must be valid, but for labels */
 } amp_batch;
 
 typedef AMPI_ENUM(amp_outcome) {
@@ -1733,6 +1751,8 @@ typedef struct amp_data {
        AMP_OK ends the run. */
     amp_result (*read)(amp_batch* batch, const int64_t* indices, void* user_data);
     void*       user_data;
+    int         positions;               /* as in amp_batch */
+    const int32_t* lengths;              /* [count] */
 } amp_data;
 /* amp_evaluate over all samples: mean loss per sample, both counts, the first message. Allocates
    for the call. Errors: as amp_evaluate, and as amp_fit for the data. */
@@ -12791,7 +12811,9 @@ typedef struct ampi_node {
     struct ampi_node* reads[AMP_MAX_OPERANDS];   /* whose memory it reads: behind flatten, or a
                                                      cast */
     int input_count;              /* of both */
-    size_t features;              /* elements of its value per sample */
+    size_t features;              /* elements of its value at a position of a sample */
+    int is_sequence;              /* 1 = a batch says how many positions, up to its layer's */
+    size_t rows;                  /* of this pass: samples times positions */
     amp_dtype region_dtype, pin_dtype;  /* of the innermost region, and of amp_pin; 0 = none */
     int params[AMP_MAX_OPERANDS]; /* numbers of the parameters, weight before bias, or AMPI_NONE */
     int shares_params;       /* 1 = those of an earlier node, see amp_reuse */
@@ -12810,7 +12832,8 @@ typedef struct ampi_node {
     float p;                     /* dropout: the share of elements that become 0; leaky ReLU: the
                                     slope */
     float loss_weight, smoothing;
-    size_t labels;               /* of a cross-entropy: in a sample, one a pixel */
+    size_t labels;               /* of a cross-entropy: in a row of logits, one a pixel */
+    size_t classes;              /* likewise: those that count, of the logits of a label */
     int ignores;                 /* 1 = the label `ignored` does not count */
     int32_t ignored;
     float *running, *stats;      /* norms: means, then variances; running, and of the batch */
@@ -12844,7 +12867,9 @@ typedef struct ampi_node {
 typedef struct ampi_pass {
     const amp_batch* batch;     /* `data`; NULL = it is the caller's again */
     amp_batch data;
-    size_t rows;                /* samples */
+    size_t samples;
+    int has_lengths;            /* 1 = positions from data.lengths on do not count */
+    size_t counted;             /* positions of all samples that do, where has_lengths is 1 */
     int training;
     int accumulate;             /* add to the weight gradients */
     float grad_factor;          /* 1 / (micro-batches * ranks) */
@@ -12900,6 +12925,8 @@ struct amp_model {
     float* loss_values;           /* behind them two flags: a gradient, the loss is not finite */
     unsigned char* held;          /* of all batch norms, see amp_batch_norm_shape, on the host */
     float* rows;                  /* logits on the host, see ampi_rows_at_once */
+    int32_t* lengths;             /* [desc.batch] of a batch's samples, if an input is a sequence;
+                                     behind them see ampi_load_lengths */
     amp_training training;
     ampi_pass pass;               /* the current one */
     int stale;                    /* steps were made since `training` was last read */
@@ -13145,11 +13172,13 @@ AMP_DEF void amp_model_destroy(amp_model* m) {
    the value of another model shows. */
 /* That hash: of a node's operator, shape and inputs' tags. */
 AMPI_FN uint32_t ampi_node_tag(const ampi_node* n) {
-    const int own[] = { (int)n->layer.op, n->layer.channels, n->layer.height, n->layer.width };
+    const int own[] = { (int)n->layer.op, n->layer.channels, n->layer.height, n->layer.width,
+        n->layer.positions };
+    const size_t count = n->layer.positions > 1 ? 5 : 4;
     uint32_t inputs[AMP_MAX_OPERANDS + 2] = { 0 };  /* the last two carry the others up to the
                                                         tag */
     for (int i = 0; i < n->input_count; i++) inputs[i] = n->inputs[i]->tag;
-    const uint64_t h = ampi_hash_words(AMPI_HASH_START, own, 4);
+    const uint64_t h = ampi_hash_words(AMPI_HASH_START, own, count);
     return (uint32_t)(ampi_hash_words(h, inputs, AMPI_LENGTH(inputs)) >> 32);
 }
 
@@ -13213,18 +13242,32 @@ AMPI_FN ampi_node* ampi_draft(amp_model* m, amp_op op, ampi_node* in) {
     n->layer.op = op;
     n->number = AMPI_NONE;
     for (int k = 0; k < AMP_MAX_OPERANDS; k++) n->params[k] = AMPI_NONE;
+    n->layer.positions = 1;
     if (!in) return n;
     ampi_set_shape(n, in->layer.channels, in->layer.height, in->layer.width);
+    n->layer.positions = in->layer.positions;
+    n->is_sequence = in->is_sequence;
     n->features = in->features;
     memcpy(n->layer.name, in->layer.name, sizeof n->layer.name);
     n->inputs[n->input_count++] = in;
     return n;
 }
 
+/* Operators that know neighbours or channels of an image, and no positions. */
+AMPI_FN int ampi_is_for_images(const ampi_node* n) {
+    return ampi_is(n, CONV2D) || ampi_is(n, CONV_TRANSPOSE2D) || ampi_is(n, MAX_POOL2D)
+           || ampi_is(n, AVG_POOL2D) || ampi_is(n, UPSAMPLE) || ampi_is(n, BATCH_NORM);
+}
+
 /* The draft of a layer on x, or NULL if the graph has a mistake. */
 AMPI_FN ampi_node* ampi_draft_on(amp_model* m, amp_op op, amp_value x) {
     ampi_node* in = ampi_node_of(m, x, amp_op_name(op));
-    return in ? ampi_draft(m, op, in) : NULL;
+    if (!in) return NULL;
+    ampi_node* n = ampi_draft(m, op, in);
+    if (!ampi_is_for_images(n) || n->layer.positions == 1) return n;
+    ampi_fail(&m->draft_logger, AMP_ERR_SHAPE, "it is for images, not for %d positions",
+        n->layer.positions);
+    return NULL;
 }
 
 /* Declares n as that draft, or returns no value. */
@@ -13249,12 +13292,21 @@ AMPI_FN ampi_node* ampi_node_new(amp_model* m) {
     return n;
 }
 
-/* Can a value have this shape? Its elements are an int, and those of a whole batch a size_t, even
-   at 64 bytes each: sums of what a model keeps of them do not wrap. */
-AMPI_FN int ampi_shape_fits(const amp_model* m, int c, int h, int w) {
-    const double elements = (double)c * h * w;
-    return c >= 1 && h >= 1 && w >= 1 && elements <= INT32_MAX
+/* Can a value have this shape, at each of so many positions? Its elements are an int, and those of
+   a whole batch a size_t, even at 64 bytes each: sums of what a model keeps of them do not wrap. */
+AMPI_FN int ampi_shape_fits(const amp_model* m, int positions, int c, int h, int w) {
+    const double elements = (double)c * h * w * positions;
+    return positions >= 1 && c >= 1 && h >= 1 && w >= 1 && elements <= INT32_MAX
         && elements * m->desc.batch < (double)(SIZE_MAX / 64);
+}
+
+/* A layer's shape as text, with its positions in front if it has several. */
+enum { AMPI_SHAPE_TEXT = 48 };
+AMPI_FN const char* ampi_shape_text(const amp_layer* l, char out[AMPI_SHAPE_TEXT]) {
+    size_t length = 0;
+    if (l->positions > 1) length = ampi_say(out, AMPI_SHAPE_TEXT, "%dx", l->positions);
+    ampi_say(out + length, AMPI_SHAPE_TEXT - length, "%dx%dx%d", l->channels, l->height, l->width);
+    return out;
 }
 
 /* Makes the draft a layer of the graph, in the innermost region and with a name: "conv2d3" is the
@@ -13262,12 +13314,13 @@ AMPI_FN int ampi_shape_fits(const amp_model* m, int c, int h, int w) {
 AMPI_FN amp_value ampi_layer_add(amp_model* m) {
     ampi_node* n = &m->draft;
     amp_layer* l = &n->layer;
+    char shape[AMPI_SHAPE_TEXT];
     if (m->build_result != AMP_OK) return ampi_no_value();
     for (int i = 0; i < n->input_count; i++)
         AMPI_REFUSE_LAYER(ampi_is_loss(n->inputs[i]), AMP_ERR_SHAPE,
             "nothing can be built on a loss");
-    AMPI_REFUSE_LAYER(!ampi_shape_fits(m, l->channels, l->height, l->width), AMP_ERR_SHAPE,
-        "its output %dx%dx%d is too large", l->channels, l->height, l->width);
+    AMPI_REFUSE_LAYER(!ampi_shape_fits(m, l->positions, l->channels, l->height, l->width),
+        AMP_ERR_SHAPE, "its output %s is too large", ampi_shape_text(l, shape));
 
     if (m->region_count) n->region_dtype = m->regions[m->region_count - 1];
     n->features = (size_t)l->channels * (size_t)l->height * (size_t)l->width;
@@ -13337,11 +13390,15 @@ AMP_DEF amp_value amp_input_with(amp_model* m, const amp_input_desc* d) {
     AMPI_REFUSE_NULL_DESC(d);
     AMPI_REFUSE_LAYER(m->input_count == AMP_MAX_INPUTS, AMP_ERR_SHAPE,
         "a model has at most %d inputs", AMP_MAX_INPUTS);
-    AMPI_REFUSE_LAYER(!ampi_shape_fits(m, d->channels, d->height, d->width), AMP_ERR_SHAPE,
-        "%d x %d x %d for a batch of %d is not a size that can be had", d->channels, d->height,
-        d->width, m->desc.batch);
+    const int positions = d->positions ? d->positions : 1;
+    AMPI_REFUSE_LAYER(!ampi_shape_fits(m, positions, d->channels, d->height, d->width),
+        AMP_ERR_SHAPE,
+        "%d x %d x %d at %d positions for a batch of %d is not a size that can be had", d->channels,
+        d->height, d->width, positions, m->desc.batch);
 
     ampi_set_shape(n, d->channels, d->height, d->width);
+    n->layer.positions = positions;
+    n->is_sequence = positions > 1;
     n->reading.channels = (size_t)d->channels;
     n->reading.pixels = (size_t)d->height * (size_t)d->width;
     n->reading.scale = d->scale;
@@ -13356,7 +13413,7 @@ AMP_DEF amp_value amp_input_with(amp_model* m, const amp_input_desc* d) {
 }
 
 AMP_DEF amp_value amp_input(amp_model* m, int channels, int height, int width) {
-    const amp_input_desc d = { channels, height, width, 0.0f, NULL, NULL };
+    const amp_input_desc d = { channels, height, width, 0.0f, NULL, NULL, 0 };
     return amp_input_with(m, &d);
 }
 
@@ -13395,7 +13452,7 @@ AMP_DEF amp_value amp_flatten(amp_model* m, amp_value x) {
 AMP_DEF amp_value amp_linear_with(amp_model* m, amp_value x, const amp_linear_desc* d) {
     AMPI_DRAFT(n, AMP_OP_LINEAR, x);
     AMPI_REFUSE_NULL_DESC(d);
-    AMPI_REFUSE_LAYER(!ampi_shape_fits(m, d->out_features, 1, 1)
+    AMPI_REFUSE_LAYER(!ampi_shape_fits(m, 1, d->out_features, 1, 1)
         || n->features > SIZE_MAX / 64 / (size_t)d->out_features, AMP_ERR_DESC,
         "%d outputs from %llu inputs is not a size that can be had", d->out_features,
         (ampi_ull)n->features);
@@ -13539,13 +13596,15 @@ AMPI_FN amp_value ampi_pair(amp_model* m, amp_op op, amp_value x, amp_value y) {
     ampi_node *n = ampi_draft_on(m, op, x), *second = ampi_node_of(m, y, amp_op_name(op));
     if (!n || !second) return ampi_no_value();
     amp_layer *a = &n->layer, *b = &second->layer;
+    char left[AMPI_SHAPE_TEXT], right[AMPI_SHAPE_TEXT];
     const int fits = op == AMP_OP_CONCAT ? a->channels <= INT32_MAX - b->channels
         : a->channels == b->channels;
     const int meet = (a->height == b->height && a->width == b->width)
         || (op == AMP_OP_MUL && b->height == 1 && b->width == 1);
-    AMPI_REFUSE_LAYER(!fits || !meet, AMP_ERR_SHAPE,
-        "%dx%dx%d does not fit %dx%dx%d of '%s'", a->channels, a->height, a->width, b->channels,
-        b->height, b->width, b->name);
+    AMPI_REFUSE_LAYER(!fits || !meet || a->positions != b->positions, AMP_ERR_SHAPE,
+        "%s does not fit %s of '%s'", ampi_shape_text(a, left), ampi_shape_text(b, right), b->name);
+    AMPI_REFUSE_LAYER(n->is_sequence != second->is_sequence, AMP_ERR_SHAPE,
+        "of this and '%s' only one has the positions of a batch", b->name);
     if (op == AMP_OP_CONCAT) a->channels += b->channels;
     n->inputs[n->input_count++] = second;
     return ampi_layer_add(m);
@@ -13563,17 +13622,25 @@ AMP_DEF amp_value amp_concat(amp_model* m, amp_value a, amp_value b) {
     return ampi_pair(m, AMP_OP_CONCAT, a, b);
 }
 
+/* A label that no row with a loss has. */
+enum { AMPI_NO_LABEL = -0x7fffffff };
+
 /* Gives the draft, a cross-entropy over its channels, the labels of d: how many, which one does not
    count, and copies of the classes' weights. */
 AMPI_FN amp_result ampi_keep_labels(amp_model* m, const amp_loss_desc* d) {
     const amp_logger* logger = &m->draft_logger;
     ampi_node* n = &m->draft;
+    const int all = n->layer.channels, count = d->classes ? d->classes : all;
+    const size_t classes = (size_t)count;
     n->labels = (size_t)n->layer.height * (size_t)n->layer.width;
     n->ignores = d->ignored != NULL;
-    if (d->ignored) n->ignored = *d->ignored;
+    n->ignored = d->ignored ? *d->ignored : AMPI_NO_LABEL;
+    AMPI_REFUSE_DESC(count < 1 || count > all, "classes is %d, it must lie in 1..%d", count, all);
+    AMPI_REFUSE_DESC(count < all && n->labels > 1, "classes is %d, but maps have all %d", count,
+        all);
+    n->classes = classes;
     if (!d->class_weights) return AMP_OK;
 
-    const size_t classes = (size_t)n->layer.channels;
     if (!ampi_constants_new(m, classes)) return AMP_ERR_MEMORY;
     memcpy(n->constants, d->class_weights, classes * sizeof(float));
     for (size_t c = 0; c < classes; c++)
@@ -13585,7 +13652,8 @@ AMPI_FN amp_result ampi_keep_labels(amp_model* m, const amp_loss_desc* d) {
 
 /* Adds a loss over x, one number for the batch; desc NULL: weight 1, no smoothing. */
 AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_loss_desc* desc) {
-    const amp_loss_desc defaults = { 0.0f, 0.0f, NULL, NULL, NULL }, *d = desc ? desc : &defaults;
+    const amp_loss_desc defaults = { 0.0f, 0.0f, NULL, NULL, NULL, 0 };
+    const amp_loss_desc* d = desc ? desc : &defaults;
     const int has_labels = op == AMP_OP_SOFTMAX_CROSS_ENTROPY;
     AMPI_DRAFT(n, op, x);
     AMPI_REFUSE_LAYER(m->loss_count == AMP_MAX_LOSSES, AMP_ERR_SHAPE,
@@ -13593,8 +13661,8 @@ AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_
     ampi_draft_range(m, "smoothing", &d->smoothing, AMPI_BELOW_ONE);
     AMPI_REFUSE_LAYER(!has_labels && d->smoothing != 0.0f, AMP_ERR_DESC,
         "smoothing %g is for softmax_cross_entropy only", (double)d->smoothing);
-    AMPI_REFUSE_LAYER(!has_labels && (d->ignored || d->class_weights), AMP_ERR_DESC,
-        "ignored and class_weights are for softmax_cross_entropy only");
+    AMPI_REFUSE_LAYER(!has_labels && (d->ignored || d->class_weights || d->classes), AMP_ERR_DESC,
+        "ignored, class_weights and classes are for softmax_cross_entropy only");
     ampi_draft_range(m, "weight", &d->weight, AMPI_FLT_MAX);
     if (d->scaler) {
         amp_scaler* s = &m->loss_scalers[m->loss_count];
@@ -13606,6 +13674,7 @@ AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_
     if (has_labels) ampi_keep_labels(m, d);
 
     ampi_set_shape(n, 1, 1, 1);
+    n->layer.positions = 1;
     n->index = m->loss_count;
     n->loss_weight = d->weight == 0.0f ? 1.0f : d->weight;
     n->smoothing = d->smoothing;
@@ -13623,16 +13692,23 @@ AMP_DEF amp_value amp_reuse(amp_model* m, amp_value v, amp_value x) {
     if (!of || !in) return ampi_no_value();
     ampi_node* n = ampi_draft(m, of->layer.op, in);
     const amp_layer *a = &in->layer, *b = of->inputs[0] ? &of->inputs[0]->layer : a;
+    const int keeps_positions = of->layer.positions == b->positions;
+    char left[AMPI_SHAPE_TEXT], right[AMPI_SHAPE_TEXT];
     AMPI_REFUSE_LAYER(of->params[0] == AMPI_NONE || ampi_is(of, BATCH_NORM) || of->input_count > 1,
         AMP_ERR_ARGUMENT, "'%s' is no layer that can be used again", of->layer.name);
     AMPI_REFUSE_LAYER(a->channels != b->channels || (!ampi_is(of, CONV2D)
-        && (a->height != b->height || a->width != b->width)), AMP_ERR_SHAPE,
-        "'%s' takes %dx%dx%d, not %dx%dx%d", of->layer.name, b->channels, b->height, b->width,
-        a->channels, a->height, a->width);
+        && (a->height != b->height || a->width != b->width))
+        || (a->positions > 1 && ampi_is_for_images(of)), AMP_ERR_SHAPE,
+        "'%s' takes %s, not %s", of->layer.name, ampi_shape_text(b, left),
+        ampi_shape_text(a, right));
 
     *n = *of;
     n->next = NULL;
     n->inputs[0] = in;
+    if (keeps_positions) {
+        n->layer.positions = a->positions;
+        n->is_sequence = in->is_sequence;
+    }
     n->pin_dtype = n->region_dtype = AMP_DTYPE_DEFAULT;
     n->is_output = n->keeps_grad = n->adds_grads = 0;
     n->shares_params = 1;
@@ -13700,9 +13776,14 @@ AMP_DEF amp_value amp_custom(amp_model* m, const amp_value* inputs, int count,
         n->inputs[n->input_count++] = in;
     }
     if (d->channels || d->height || d->width) {
-        AMPI_REFUSE_LAYER(!ampi_shape_fits(m, d->channels, d->height, d->width), AMP_ERR_SHAPE,
+        AMPI_REFUSE_LAYER(!ampi_shape_fits(m, 1, d->channels, d->height, d->width), AMP_ERR_SHAPE,
             "its output %dx%dx%d is not a size that can be had", d->channels, d->height, d->width);
         ampi_set_shape(n, d->channels, d->height, d->width);
+    }
+    AMPI_REFUSE_LAYER(d->positions < 0, AMP_ERR_DESC, "positions is %d", d->positions);
+    if (d->positions && d->positions != n->layer.positions) {
+        n->layer.positions = d->positions;
+        n->is_sequence = 0;
     }
     if (ampi_keep_custom(m, d) != AMP_OK) return none;
 
@@ -13993,8 +14074,13 @@ AMPI_FN void ampi_live_range_use(ampi_live_range* l, int time, size_t bytes) {
     l->bytes = bytes;
 }
 
+/* Rows of a value in the largest pass. */
+AMPI_FN size_t ampi_most_rows(const amp_model* m, const ampi_node* n) {
+    return (size_t)m->desc.batch * (size_t)n->layer.positions;
+}
+
 AMPI_FN size_t ampi_value_bytes(const amp_model* m, const ampi_node* n) {
-    return ampi_align(n->features * (size_t)m->desc.batch * ampi_type_size(ampi_stored(n)));
+    return ampi_align(n->features * ampi_most_rows(m, n) * amp_dtype_size(ampi_stored(n)));
 }
 
 /* Finds each live range's size and times of use. Values that share memory have one size. */
@@ -14251,49 +14337,42 @@ AMPI_FN amp_result ampi_init_param(amp_model* m, const ampi_node* n, int k) {
 
 /* --- finalize, 4: the rest --- */
 AMPI_FN size_t ampi_workspace_of(const amp_model* m, const ampi_node* n) {
-    const size_t batch = (size_t)m->desc.batch, in = n->fan_in, out = (size_t)n->layer.channels;
+    const size_t rows = ampi_most_rows(m, n), in = n->fan_in, out = (size_t)n->layer.channels;
     const amp_backend* f = m->backend;
     amp_conv2d_shape conv = n->conv;
     if (n->custom) return n->custom->desc.workspace_bytes;
     if (ampi_is(n, CONV_TRANSPOSE2D)) ampi_transposed_shape(&conv, &n->conv, NULL);
     if (conv.channels) return f->conv2d_workspace(&conv);
-    if (ampi_is(n, LAYER_NORM)) return f->layer_norm_workspace(batch, n->features);
+    if (ampi_is(n, LAYER_NORM)) return f->layer_norm_workspace(rows, n->features);
     if (!ampi_is(n, LINEAR)) return 0;
-    return ampi_max_size(f->gemm_workspace(batch, out, in),
-        ampi_max_size(f->gemm_workspace(batch, in, out), f->gemm_workspace(out, in, batch)));
+    return ampi_max_size(f->gemm_workspace(rows, out, in),
+        ampi_max_size(f->gemm_workspace(rows, in, out), f->gemm_workspace(out, in, rows)));
 }
 
 AMPI_FN int ampi_has_labels(const ampi_node* loss) { return ampi_is(loss, SOFTMAX_CROSS_ENTROPY); }
 
-/* 32-bit numbers in a sample's targets: labels, or floats. */
+/* 32-bit numbers in the targets of a row: labels, or floats. */
 AMPI_FN size_t ampi_target_size(const ampi_node* loss) {
     if (ampi_is(loss, MEAN)) return 0;
     return ampi_has_labels(loss) ? loss->labels : loss->reads[0]->features;
 }
 
-/* Classes of a cross-entropy. */
-AMPI_FN size_t ampi_classes(const ampi_node* loss) {
+/* Logits of a label, more than its classes where some only fill up. */
+AMPI_FN size_t ampi_logits(const ampi_node* loss) {
     return loss->reads[0]->features / loss->labels;
-}
-
-/* What a cross-entropy's functions want to know of it. */
-AMPI_FN amp_cross_entropy_desc ampi_cross_entropy_of(const ampi_node* n) {
-    const amp_cross_entropy_desc d = { n->smoothing, 0 /* packed rows */,
-        n->ignores ? &n->ignored : NULL, n->reading.constants, n->labels };
-    return d;
 }
 
 /* Predictions of a cross-entropy whose logits evaluation copies to the host at once: rows, or the
    pixels of a map. */
 AMPI_FN size_t ampi_rows_at_once(const ampi_node* loss) {
-    const size_t classes = ampi_classes(loss);
-    return loss->labels > 1 ? loss->labels : classes < 8192 ? 8192 / classes : 1;
+    const size_t logits = ampi_logits(loss);
+    return loss->labels > 1 ? loss->labels : logits < 8192 ? 8192 / logits : 1;
 }
 
 /* Places what a node has outside of the arena, or counts its bytes before there are blocks. */
 AMPI_FN void ampi_place_node(amp_model* m, ampi_node* n) {
     const int is_batch_norm = ampi_is(n, BATCH_NORM);
-    const size_t groups = (size_t)(is_batch_norm ? n->layer.channels : m->desc.batch);
+    const size_t groups = is_batch_norm ? (size_t)n->layer.channels : ampi_most_rows(m, n);
     n->layer.param_dtype = ampi_weight_dtype(m, n);
     n->layer.parameters = 0;
     for (int k = 0; k < AMP_MAX_OPERANDS; k++) ampi_place_param(m, n, k);
@@ -14314,6 +14393,7 @@ AMPI_FN void ampi_place_all(amp_model* m) {
     size_t workspace = 0;  /* bytes of the operator that wants most */
     size_t rows = 0;       /* floats: logits and labels of the loss with most, see
                               ampi_count_right */
+    int is_sequence = 0;   /* 1 = an input is one */
 
     m->params = (amp_param*)ampi_block_take(m, AMPI_BLOCK_HOST, params * sizeof *m->params);
     m->grad_list = (amp_tensor*)ampi_block_take(m, AMPI_BLOCK_HOST, params * sizeof *m->grad_list);
@@ -14326,10 +14406,14 @@ AMPI_FN void ampi_place_all(amp_model* m) {
     for (int i = 0; i < m->loss_count; i++) {
         ampi_node* n = m->losses[i];
         n->target = ampi_floats_take(m, AMPI_BLOCK_STEP,
-            ampi_target_size(n) * (size_t)m->desc.batch);
+            ampi_target_size(n) * ampi_most_rows(m, n->reads[0]));
         if (ampi_has_labels(n))
-            rows = ampi_max_size(rows, ampi_rows_at_once(n) * (ampi_classes(n) + 1));
+            rows = ampi_max_size(rows, ampi_rows_at_once(n) * (ampi_logits(n) + 1));
     }
+    for (int i = 0; i < m->input_count; i++) is_sequence |= m->inputs[i]->is_sequence;
+    if (is_sequence)
+        m->lengths = (int32_t*)ampi_block_take(m, AMPI_BLOCK_STEP,
+            3 * (size_t)m->desc.batch * sizeof *m->lengths);
     m->loss_values = ampi_floats_take(m, AMPI_BLOCK_STEP, (size_t)m->loss_count + 2);
     m->rows = ampi_floats_take(m, AMPI_BLOCK_HOST, rows);
     m->exec.workspace = ampi_block_take(m, AMPI_BLOCK_WORKSPACE, workspace);
@@ -14642,6 +14726,11 @@ AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
         h = ampi_hash_words(h, settings, AMPI_LENGTH(settings));
         if (n->shares_params) h = ampi_hash_words(h, n->params, 1);
         if (n->norm.frozen) h = ampi_hash_words(h, &n->norm.frozen, 1);
+        if (l->positions > 1) h = ampi_hash_words(h, &l->positions, 1);
+        if (n->labels && n->classes < ampi_logits(n)) {
+            const int classes = (int)n->classes;
+            h = ampi_hash_words(h, &classes, 1);
+        }
         h = ampi_hash_words(h, &conv, offsetof(amp_conv2d_shape, pad_end_h) / 4);
         h = ampi_hash_words(h, &pool, offsetof(amp_pool2d_shape, pad_end_h) / 4);
         if (n->reading.scale != 0.0f) h = ampi_hash_words(h, &n->reading.scale, 1);
@@ -14677,18 +14766,37 @@ AMPI_FN void ampi_param_shape(const amp_model* m, int param, int* rank, size_t s
 AMPI_NAMES(amp_outcome_name, amp_outcome,
         "applied\0accumulated\0skipped: overflow\0skipped: model\0")
 
+/* Positions of n in a batch that gives its sequences so many; 0 = all. */
+AMPI_FN size_t ampi_positions(const ampi_node* n, int given) {
+    return (size_t)(n->is_sequence && given ? given : n->layer.positions);
+}
+
+/* Those of the model's sequences, by the first; 1 without one. */
+AMPI_FN size_t ampi_batch_positions(const amp_model* m, int given) {
+    for (int i = 0; i < m->input_count; i++)
+        if (m->inputs[i]->is_sequence) return ampi_positions(m->inputs[i], given);
+    return 1;
+}
+
 /* Begins a pass over a batch: its size is written to the layers' shapes. The first micro-batch of a
    step overwrites the weight gradients, later ones add. */
 AMPI_FN void ampi_start_pass(amp_model* m, const amp_batch* b, int training) {
     AMPI_CLEAR(m->pass);
     m->pass.data = *b;
     m->pass.batch = &m->pass.data;
-    m->pass.rows = (size_t)b->n;
+    m->pass.samples = (size_t)b->n;
     m->pass.training = training;
     m->pass.accumulate = m->micro > 0 ? AMP_ACCUMULATE_PARAMS : 0;
     m->pass.grad_factor = (float)(1.0 / ((double)m->desc.accumulate * m->comm.size));
     m->holds_values = m->holds_grads = 0;
-    AMPI_EACH_NODE(n) n->conv.n = n->pool.n = n->norm.n = b->n;
+    AMPI_EACH_NODE(n) {
+        n->conv.n = n->pool.n = n->norm.n = b->n;
+        n->rows = (size_t)b->n * ampi_positions(n, b->positions);
+    }
+    for (int i = 0; b->lengths && i < b->n; i++) {
+        m->pass.counted += (size_t)b->lengths[i];
+        m->pass.has_lengths |= (size_t)b->lengths[i] < ampi_batch_positions(m, b->positions);
+    }
 }
 
 /* What layers read of parameter number `param`: its low copy, or the master. */
@@ -14712,7 +14820,7 @@ AMPI_FN amp_ref ampi_weight_grad(const amp_model* m, int param) {
 /* Of a norm: the variance of the batch for each channel (batch norm, which has running statistics)
    or row (layer norm). It lies behind as many means. */
 AMPI_FN float* ampi_variance(const amp_model* m, const ampi_node* n) {
-    return n->stats + (n->running ? n->layer.channels : m->desc.batch);
+    return n->stats + (n->running ? (size_t)n->layer.channels : ampi_most_rows(m, n));
 }
 
 /* Dropout of a value in training, or of its gradient, which needs the same random numbers; else a
@@ -14720,12 +14828,12 @@ AMPI_FN float* ampi_variance(const amp_model* m, const ampi_node* n) {
    micro-batches, or k ranks, draw what one batch of k times the size would. */
 AMPI_FN amp_result ampi_run_dropout(amp_model* m, const ampi_node* n, amp_ref x, amp_ref y) {
     const amp_training* t = &m->training;
-    const size_t count = m->pass.rows * n->features;
+    const size_t count = n->rows * n->features;
     if (!m->pass.training) return x.data == y.data ? AMP_OK : ampi_run(convert, y, x, count);
 
     /* Elements of a rank in a pass, and of all ranks. A backend with a position of its own counts
        passes there. */
-    const uint64_t each = (uint64_t)n->features * (uint64_t)m->desc.batch;
+    const uint64_t each = (uint64_t)n->features * (uint64_t)ampi_most_rows(m, n);
     const uint64_t stride = each * (uint64_t)m->comm.size;
     const uint64_t offset = each * (uint64_t)m->comm.rank + (t->position ? 0 : t->passes * stride);
     return ampi_run(dropout_forward, x, y, count, n->p, ampi_stream(m, -2 - n->number), offset,
@@ -14744,7 +14852,9 @@ AMPI_FN amp_result ampi_run_custom(amp_model* m, const ampi_node* n, void* const
     const amp_custom_desc* d = &n->custom->desc;
     amp_custom_call c;
     AMPI_CLEAR(c);
-    c.n = (int)m->pass.rows;
+    c.n = (int)m->pass.samples;
+    c.positions = (int)(n->reads[0]->rows / m->pass.samples);
+    c.lengths = m->pass.has_lengths ? m->lengths : NULL;
     c.training = m->pass.training;
     c.dtype = n->layer.compute_dtype;
     c.y = ampi_output_of(n);
@@ -14778,6 +14888,25 @@ AMPI_FN int ampi_takes_relu(const amp_model* m, const ampi_node* n) {
            && next->reads[0] == n;
 }
 
+/* Does row `row` of n count, or does it lie beyond its sample's length? */
+AMPI_FN int ampi_counts(const amp_model* m, const ampi_node* n, size_t row) {
+    const size_t positions = n->rows / m->pass.samples;
+    return !n->is_sequence || !m->pass.has_lengths
+        || row % positions < (size_t)m->pass.data.lengths[row / positions];
+}
+
+/* Is there a label that does not count: the desc's, or that of positions beyond lengths? */
+AMPI_FN int ampi_ignores(const amp_model* m, const ampi_node* loss) {
+    return loss->ignores || (m->pass.has_lengths && loss->is_sequence);
+}
+
+/* What a cross-entropy's functions want to know of it. */
+AMPI_FN amp_cross_entropy_desc ampi_cross_entropy_of(const amp_model* m, const ampi_node* n) {
+    const amp_cross_entropy_desc d = { n->smoothing, n->labels > 1 ? 0 : ampi_logits(n),
+        ampi_ignores(m, n) ? &n->ignored : NULL, n->reading.constants, n->labels };
+    return d;
+}
+
 /* Counts a loss's predictions, and the right ones, before later layers overwrite its logits. A
    cross-entropy has one for each label but those it ignores: the largest logit, the first of
    equals, is at the label. A BCE has one an element: the logit is > 0 as the target is > 1/2. No
@@ -14785,8 +14914,9 @@ AMPI_FN int ampi_takes_relu(const amp_model* m, const ampi_node* n) {
 AMPI_FN amp_result ampi_count_right(amp_model* m, const ampi_node* loss) {
     const ampi_node* logits = loss->reads[0];
     const int has_labels = ampi_has_labels(loss);
-    const size_t width = has_labels ? ampi_classes(loss) : 1;  /* logits of a prediction */
-    const size_t count = m->pass.rows * logits->features / width;
+    const size_t width = has_labels ? ampi_logits(loss) : 1;  /* logits of a prediction */
+    const size_t classes = has_labels ? loss->classes : 1;
+    const size_t count = logits->rows * logits->features / width;
     const size_t at_once = has_labels ? ampi_rows_at_once(loss) : AMPI_BLOCK;
     float tile[2 * AMPI_BLOCK], *x = has_labels ? m->rows : tile;
     float* targets = x + at_once * width;  /* or int32 labels, of the same size */
@@ -14802,8 +14932,9 @@ AMPI_FN amp_result ampi_count_right(amp_model* m, const ampi_node* loss) {
             const uint32_t label = ampi_bits_at(&targets[j]);
             const float* row = x + (maps ? j : j * width);
             size_t best = 0;
-            if (has_labels && loss->ignores && label == (uint32_t)loss->ignored) continue;
-            for (size_t k = 1; k < width; k++)
+            if (has_labels ? ampi_ignores(m, loss) && label == (uint32_t)loss->ignored
+                : !ampi_counts(m, logits, (i + j) / logits->features)) continue;
+            for (size_t k = 1; k < classes; k++)
                 if (row[k * step] > row[best * step]) best = k;
             const int right = has_labels ? best == label
                 : (*row > 0.0f) == (targets[j] > 0.5f);
@@ -14814,21 +14945,45 @@ AMPI_FN amp_result ampi_count_right(amp_model* m, const ampi_node* loss) {
     return AMP_OK;
 }
 
-/* The mean of loss n over its batch, to its number among m->loss_values. */
-AMPI_FN amp_result ampi_loss_value(amp_model* m, const ampi_node* n) {
+/* The mean of loss n, one by elements, over `count` elements from `at` on. */
+AMPI_FN amp_result ampi_elements_loss(amp_model* m, const ampi_node* n, size_t at, size_t count,
+        float* loss) {
     const amp_backend* f = m->backend;
     const amp_exec* e = &m->exec;
-    const amp_ref x = ampi_output_of(n->reads[0]), target = amp_f32((const float*)n->target);
-    const size_t rows = m->pass.rows, count = rows * n->reads[0]->features;
-    float* loss = &m->loss_values[n->index];
-    if (ampi_has_labels(n)) {
-        const amp_cross_entropy_desc d = ampi_cross_entropy_of(n);
-        return f->softmax_cross_entropy_forward(x, (const int32_t*)n->target, &d, loss,
-            rows * n->labels, ampi_classes(n), e);
-    }
+    const amp_ref x = ampi_from(ampi_output_of(n->reads[0]), at);
+    const amp_ref target = amp_f32((const float*)n->target + at);
     if (ampi_is(n, MSE)) return f->mse_forward(x, target, loss, count, e);
     if (ampi_is(n, MEAN)) return f->mean_forward(x, x, loss, count, e);
     return f->bce_with_logits_forward(x, target, loss, count, e);
+}
+
+/* Does loss n, one by elements, leave out positions? Then it runs sample by sample. */
+AMPI_FN int ampi_is_by_sample(const amp_model* m, const ampi_node* n) {
+    return !ampi_has_labels(n) && m->pass.has_lengths && n->is_sequence;
+}
+
+/* The mean of loss n over its batch, to its number among m->loss_values. By samples it is the
+   product of their shares and their means. */
+AMPI_FN amp_result ampi_loss_value(amp_model* m, const ampi_node* n) {
+    const ampi_node* in = n->reads[0];
+    float* loss = &m->loss_values[n->index];
+    if (ampi_has_labels(n)) {
+        const amp_cross_entropy_desc d = ampi_cross_entropy_of(m, n);
+        return ampi_run(softmax_cross_entropy_forward, ampi_output_of(in),
+            (const int32_t*)n->target, &d, loss, in->rows * n->labels, n->classes);
+    }
+    const size_t each = in->rows * in->features / m->pass.samples;  /* elements of a sample */
+    if (!ampi_is_by_sample(m, n)) return ampi_elements_loss(m, n, 0, each * m->pass.samples, loss);
+
+    float *shares = (float*)(m->lengths + m->desc.batch), *means = shares + m->desc.batch;
+    for (size_t i = 0; i < m->pass.samples; i++)
+        AMPI_TRY(ampi_elements_loss(m, n, i * each,
+            (size_t)m->pass.data.lengths[i] * in->features, &means[i]));
+    amp_gemm_shape s;
+    AMPI_CLEAR(s);
+    s.m = s.n = 1;
+    s.k = m->pass.samples;
+    return ampi_run(gemm, &s, 1.0f, amp_f32(shares), amp_f32(means), 0.0f, amp_f32(loss));
 }
 
 /* The case of an activation, by its name in AMP_ACTIVATION_LIST, with locals of the function
@@ -14836,8 +14991,8 @@ AMPI_FN amp_result ampi_loss_value(amp_model* m, const ampi_node* n) {
 #define AMPI_CASE_FORWARD(NAME, ...) \
     case AMP_OP_##NAME: return f->activation_forward(AMP_##NAME, x, y, count, e);
 /* Computes the value y of node n, from its input x (and a second one), weights w and bias b.
-   relu: n is a product that computes the ReLU behind it, too. Counts: rows are samples, count is
-   the elements of y. A norm's statistics of the batch lie at n->stats: means,
+   relu: n is a product that computes the ReLU behind it, too. Counts: rows are samples times
+   positions, count is the elements of y. A norm's statistics of the batch lie at n->stats: means,
    then variances; behind running means lie running variances. */
 AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu) {
     const amp_backend* f = m->backend;
@@ -14847,7 +15002,7 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
     const amp_ref x = ampi_output_of(in), y = ampi_output_of(n);
     const amp_ref w = ampi_weights(m, n->params[AMPI_WEIGHT]);
     const amp_ref b = ampi_weights(m, n->params[AMPI_BIAS]);
-    const size_t rows = m->pass.rows, count = rows * n->features;
+    const size_t rows = n->rows, count = rows * n->features;
     float *mean = n->stats, *running = n->running;
     amp_batch_norm_shape norm = n->norm;
 
@@ -14907,7 +15062,7 @@ AMPI_FN amp_result ampi_observe(amp_model* m, const ampi_node* n, int is_gradien
     if (!m->pass.observed || n->layer.op == AMPI_OP_CAST || ampi_is_loss(n)) return AMP_OK;
     amp_layer_stats* to = &m->pass.observed[n->number];
     return ampi_collect(m, is_gradient ? &to->output_gradient : &to->output, is_gradient
-        ? ampi_gradient_of(n) : ampi_output_of(n), m->pass.rows * n->features);
+        ? ampi_gradient_of(n) : ampi_output_of(n), n->rows * n->features);
 }
 
 /* May a pass for the losses leave n out: a head that only predictions use? */
@@ -14931,24 +15086,42 @@ AMPI_FN amp_result ampi_forward(amp_model* m, const ampi_node* last, int with_lo
 }
 
 /* --- backward --- */
-/* dx, the gradient of loss n's input: it begins with the loss scale and n's own share in the step's
-   sum, which is 0 in a pass of another loss. */
-AMPI_FN amp_result ampi_loss_gradient(amp_model* m, const ampi_node* n, amp_ref dx) {
+/* The gradient of loss n, one by elements, over `count` elements from `at` on, into those of dx. */
+AMPI_FN amp_result ampi_elements_gradient(amp_model* m, const ampi_node* n, size_t at, size_t count,
+        float share, amp_ref dx) {
     const amp_backend* f = m->backend;
     const amp_exec* e = &m->exec;
-    const amp_ref x = ampi_output_of(n->reads[0]), target = amp_f32((const float*)n->target);
-    const size_t rows = m->pass.rows, count = rows * n->reads[0]->features;
-    const int is_wanted = !m->pass.only || m->pass.only == n;
-    const float *scale = m->training.loss_scale;
+    const amp_ref x = ampi_from(ampi_output_of(n->reads[0]), at), to = ampi_from(dx, at);
+    const amp_ref target = amp_f32((const float*)n->target + at);
+    const float* scale = m->training.loss_scale;
+    if (ampi_is(n, MSE)) return f->mse_backward(x, target, scale, share, to, count, e);
+    if (ampi_is(n, MEAN)) return f->mean_backward(x, x, scale, share, to, count, e);
+    return f->bce_with_logits_backward(x, target, scale, share, to, count, e);
+}
+
+/* dx, the gradient of loss n's input: it begins with the loss scale and n's own share in the step's
+   sum, which is 0 in a pass of another loss. What has no loss gets 0 first. */
+AMPI_FN amp_result ampi_loss_gradient(amp_model* m, const ampi_node* n, amp_ref dx) {
+    const ampi_node* in = n->reads[0];
+    const size_t count = in->rows * in->features;
+    const int is_wanted = !m->pass.only || m->pass.only == n, by_sample = ampi_is_by_sample(m, n);
     const float share = is_wanted ? n->loss_weight * m->pass.grad_factor : 0.0f;
+    if (by_sample || (ampi_has_labels(n) && n->classes < ampi_logits(n)))
+        AMPI_RUN(zero, dx.data, count * ampi_type_size(dx.dtype));
     if (ampi_has_labels(n)) {
-        const amp_cross_entropy_desc d = ampi_cross_entropy_of(n);
-        return f->softmax_cross_entropy_backward(x, (const int32_t*)n->target, &d, scale, share,
-            dx, rows * n->labels, ampi_classes(n), e);
+        const amp_cross_entropy_desc d = ampi_cross_entropy_of(m, n);
+        return ampi_run(softmax_cross_entropy_backward, ampi_output_of(in),
+            (const int32_t*)n->target, &d, m->training.loss_scale, share, dx, in->rows * n->labels,
+            n->classes);
     }
-    if (ampi_is(n, MSE)) return f->mse_backward(x, target, scale, share, dx, count, e);
-    if (ampi_is(n, MEAN)) return f->mean_backward(x, x, scale, share, dx, count, e);
-    return f->bce_with_logits_backward(x, target, scale, share, dx, count, e);
+    if (!by_sample) return ampi_elements_gradient(m, n, 0, count, share, dx);
+
+    for (size_t i = 0; i < m->pass.samples; i++) {
+        const size_t length = (size_t)m->pass.data.lengths[i];
+        AMPI_TRY(ampi_elements_gradient(m, n, i * (count / m->pass.samples), length * in->features,
+            share * (float)((double)length / (double)m->pass.counted), dx));
+    }
+    return AMP_OK;
 }
 
 /* As AMPI_CASE_FORWARD; dx is written, not added to. */
@@ -14957,8 +15130,8 @@ AMPI_FN amp_result ampi_loss_gradient(amp_model* m, const ampi_node* n, amp_ref 
 /* From dy, the gradient of node n's output: dx, that of its input number j, into `to` if not NULL,
    and those of its weights (dw) and bias (db). `add` adds dw and db to those of earlier
    micro-batches. saved: the value that the operator's backward function reads, n's input or its
-   output. rows are samples, count is the elements of dx. A custom operator's turn comes in
-   ampi_backward, for all its inputs. */
+   output. rows are samples times positions, count is the elements of dx. A custom operator's turn
+   comes in ampi_backward, for all its inputs. */
 AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, void* to) {
     const amp_backend* f = m->backend;
     const amp_exec* e = &m->exec;
@@ -14970,7 +15143,7 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
     const amp_ref w = ampi_weights(m, n->params[AMPI_WEIGHT]);
     const amp_ref dw = ampi_weight_grad(m, n->params[AMPI_WEIGHT]);
     const amp_ref db = ampi_weight_grad(m, n->params[AMPI_BIAS]);
-    const size_t rows = m->pass.rows, count = rows * in->features;
+    const size_t rows = n->rows, count = in->rows * in->features;
 
     switch (n->layer.op) {
         case AMP_OP_INPUT: case AMP_OP_FLATTEN: case AMP_OP_CUSTOM: return AMP_OK;  /* as above */
@@ -15024,7 +15197,7 @@ AMPI_FN amp_result ampi_load_seeds(amp_model* m, const amp_seeds* seeds) {
     }
     for (int i = 0; i < m->output_count; i++) {
         const ampi_node* n = m->outputs[i];
-        const size_t count = m->pass.rows * n->features;
+        const size_t count = n->rows * n->features;
         const amp_ref to = ampi_gradient_of(n), from = seeds ? seeds->gradients[i] : AMP_NONE;
         if (!n->wants_grad) continue;
         if (from.data) AMPI_RUN(load, to, from, count, !seeds->on_device, &how);
@@ -15105,7 +15278,7 @@ AMPI_FN amp_result ampi_backward(amp_model* m, int starts) {
             const amp_ref sum = ampi_gradient_of(x);
             if (dx[j] && dx[j] != x->grad)
                 AMPI_RUN(add_forward, sum, amp_ref_of(dx[j], sum.dtype), sum,
-                    m->pass.rows * x->features);
+                    x->rows * x->features);
         }
         if (starts) AMPI_TRY(ampi_start_sums(m, n));
     }
@@ -15128,8 +15301,11 @@ AMPI_FN const ampi_node* ampi_array_node(const amp_model* m, int i) {
 /* Refuses a label of a batch that is no class of the loss, nor ignored. Labels on an
    asynchronous backend go unchecked: a check would wait. */
 AMPI_FN amp_result ampi_batch_labels(amp_model* m, const amp_batch* b, const ampi_node* loss) {
-    const size_t size = amp_dtype_size(b->label_dtype), count = (size_t)b->n * loss->labels;
-    const int classes = (int)ampi_classes(loss);
+    const size_t size = amp_dtype_size(b->label_dtype);
+    const size_t positions = ampi_positions(loss->reads[0], b->positions);
+    const size_t each = positions * loss->labels, count = (size_t)b->n * each;
+    const int32_t* lengths = loss->is_sequence ? b->lengths : NULL;
+    char where[AMPI_SHAPE_TEXT] = "";
     size_t n;
     if (b->on_device && m->backend->asynchronous) return AMP_OK;
     for (size_t at = 0; at < count; at += n) {
@@ -15142,11 +15318,15 @@ AMPI_FN amp_result ampi_batch_labels(amp_model* m, const amp_batch* b, const amp
         }
         for (size_t i = 0; i < n; i++) {
             const int64_t label = ampi_label_at(labels, b->label_dtype, i);
+            const int sample = (int)((at + i) / each);
+            const int position = (int)((at + i) / loss->labels % positions);
             if (loss->ignores && label == loss->ignored) continue;
-            AMPI_REFUSE(label < 0 || label >= classes, AMP_ERR_ARGUMENT,
-                "layer '%s': label %lld of sample %d is "
-                "outside 0..%d", loss->layer.name, (long long)label,
-                (int)((at + i) / loss->labels), classes - 1);
+            if (lengths && position >= lengths[sample]) continue;
+            if (label >= 0 && label < (int64_t)loss->classes) continue;
+            if (positions > 1) AMPI_SAY(where, ", position %d,", position);
+            return ampi_model_fail(AMP_ERR_ARGUMENT,
+                "layer '%s': label %lld of sample %d%s is outside 0..%d", loss->layer.name,
+                (long long)label, sample, where, (int)loss->classes - 1);
         }
     }
     return AMP_OK;
@@ -15178,12 +15358,14 @@ AMPI_FN amp_result ampi_check_types(amp_model* m, amp_dtype input, amp_dtype lab
    word is 0, and at least half of the low words are not. A model looks once, at its first 16
    samples or more. */
 AMPI_FN void ampi_doubt_labels(amp_model* m, const void* const* targets, amp_dtype said,
-        size_t count, const char* what) {
+        size_t count, int positions, const char* what) {
     if (said || count < 16 || m->labels_known) return;
     m->labels_known = 1;
 
     for (int i = 0; i < m->loss_count; i++) {
-        const size_t labels = ampi_has_labels(m->losses[i]) ? count * m->losses[i]->labels : 0;
+        const ampi_node* loss = m->losses[i];
+        const size_t each = loss->labels * ampi_positions(loss->reads[0], positions);
+        const size_t labels = count * each;  /* 0 where each target is a float */
         size_t k = labels / 2;  /* pairs to be looked at */
         size_t set = 0;  /* low words that are not 0 */
         for (; k > 0; k--) {
@@ -15200,6 +15382,32 @@ AMPI_FN void ampi_doubt_labels(amp_model* m, const void* const* targets, amp_dty
     }
 }
 
+/* Refuses positions that a sequence does not have, and n lengths beyond them; 0 and NULL are
+   none. */
+AMPI_FN amp_result ampi_check_positions(amp_model* m, int given, const int32_t* lengths, int n,
+        const char* what) {
+    const size_t positions = ampi_batch_positions(m, given);
+    int sequences = 0;
+    for (int i = 0; i < m->input_count; i++) {
+        const ampi_node* in = m->inputs[i];
+        if (!in->is_sequence) continue;
+        sequences++;
+        AMPI_REFUSE(given < 0 || given > in->layer.positions, AMP_ERR_ARGUMENT,
+            "%s: positions is %d, '%s' has 1 to %d", what, given, in->layer.name,
+            in->layer.positions);
+        AMPI_REFUSE(lengths && ampi_positions(in, given) != positions, AMP_ERR_ARGUMENT,
+            "%s: lengths are for sequences of equal positions, but '%s' has %d", what,
+            in->layer.name, in->layer.positions);
+    }
+    AMPI_REFUSE(!sequences && (given || lengths), AMP_ERR_ARGUMENT,
+        "%s: positions or lengths are given, but no input is a sequence", what);
+    for (int i = 0; lengths && i < n; i++)
+        AMPI_REFUSE(lengths[i] < 1 || (size_t)lengths[i] > positions, AMP_ERR_ARGUMENT,
+            "%s: the length %d of sample %d is outside 1..%d", what, (int)lengths[i], i,
+            (int)positions);
+    return AMP_OK;
+}
+
 /* Refuses a batch whose size, types, arrays or labels the model does not take. */
 AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char* what,
         int with_targets) {
@@ -15211,6 +15419,7 @@ AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char
         "%s: %d samples, the model takes 1 to %d", what, b->n, m->desc.batch);
     AMPI_TRY(ampi_check_types(m, b->input_dtype, with_targets ? b->label_dtype : AMP_DTYPE_DEFAULT,
         what));
+    AMPI_TRY(ampi_check_positions(m, b->positions, b->lengths, b->n, what));
 
     for (int i = 0; i < (with_targets ? AMPI_ARRAYS : AMP_MAX_INPUTS); i++) {
         const ampi_node* n = ampi_array_node(m, i);
@@ -15224,23 +15433,55 @@ AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char
         if (ampi_has_labels(n)) AMPI_TRY(ampi_batch_labels(m, b, n));
     }
     if (with_targets && !b->on_device)
-        ampi_doubt_labels(m, b->targets, b->label_dtype, (size_t)b->n, what);
+        ampi_doubt_labels(m, b->targets, b->label_dtype, (size_t)b->n, b->positions, what);
+    return AMP_OK;
+}
+
+/* Loads the lengths of the batch and, behind them, the samples' shares in a mean over all positions
+   that count. Behind those is room for means of the samples, see ampi_loss_value. */
+AMPI_FN amp_result ampi_load_lengths(amp_model* m) {
+    const int32_t* lengths = m->pass.data.lengths;
+    float shares[AMPI_BLOCK], *to = (float*)(m->lengths + m->desc.batch);
+    AMPI_RUN(copy_in, m->lengths, lengths, m->pass.samples * sizeof *lengths);
+    for (size_t n, at = 0; at < m->pass.samples; at += n) {
+        n = ampi_min_size(m->pass.samples - at, AMPI_BLOCK);
+        for (size_t i = 0; i < n; i++)
+            shares[i] = (float)((double)lengths[at + i] / (double)m->pass.counted);
+        AMPI_RUN(copy_in, to + at, shares, n * sizeof *shares);
+    }
     return AMP_OK;
 }
 
 /* Loads each input of the batch, scaled, shifted and converted to the type in use. */
 AMPI_FN amp_result ampi_load_inputs(amp_model* m) {
     const amp_batch* b = m->pass.batch;
+    if (m->pass.has_lengths) AMPI_TRY(ampi_load_lengths(m));
     for (int i = 0; i < m->input_count; i++) {
         const ampi_node* n = m->inputs[i];
         const amp_ref to = ampi_output_of(n), from = amp_ref_of(b->inputs[i], b->input_dtype);
-        const size_t count = m->pass.rows * n->features;
+        const size_t count = n->rows * n->features;
         amp_reading how = n->reading;
         if (!b->on_device) how.constants = n->constants;  /* where the data lies */
         if (how.constants || how.scale != 0.0f || from.dtype == AMP_U8)
             AMPI_RUN(load, to, from, count, !b->on_device, &how);
         else if (b->on_device) AMPI_RUN(convert, to, from, count);
         else AMPI_RUN(upload, to, from, count);
+    }
+    return AMP_OK;
+}
+
+/* Gives positions beyond their sample's length the label of loss n that does not count. */
+AMPI_FN amp_result ampi_mask_labels(amp_model* m, const ampi_node* n) {
+    const size_t each = n->reads[0]->rows / m->pass.samples * n->labels;  /* labels of a sample */
+    int32_t none[AMPI_BLOCK];
+    if (!m->pass.has_lengths || !n->is_sequence) return AMP_OK;
+    for (size_t i = 0; i < AMPI_BLOCK; i++) none[i] = n->ignored;
+    for (size_t i = 0; i < m->pass.samples; i++) {
+        size_t count, at = (size_t)m->pass.data.lengths[i] * n->labels;
+        for (; at < each; at += count) {
+            count = ampi_min_size(each - at, AMPI_BLOCK);
+            AMPI_RUN(copy_in, (int32_t*)n->target + i * each + at, none, count * sizeof *none);
+        }
     }
     return AMP_OK;
 }
@@ -15252,13 +15493,14 @@ AMPI_FN amp_result ampi_load_batch(amp_model* m) {
     for (int i = 0; i < m->loss_count; i++) {
         const ampi_node* n = m->losses[i];
         const void* from = b->targets[i];
-        const size_t count = m->pass.rows * ampi_target_size(n), bytes = count * 4;
+        const size_t count = n->reads[0]->rows * ampi_target_size(n), bytes = count * 4;
         if (count == 0) continue;  /* a mean has no target */
         if (ampi_has_labels(n) && (b->label_dtype == AMP_I64 || b->label_dtype == AMP_U8))
             AMPI_RUN(load, amp_ref_of(n->target, AMP_I32), amp_ref_of(from, b->label_dtype), count,
                 !b->on_device, NULL);
         else if (b->on_device) AMPI_RUN(copy, n->target, from, bytes);
         else AMPI_RUN(copy_in, n->target, from, bytes);
+        if (ampi_has_labels(n)) AMPI_TRY(ampi_mask_labels(m, n));
     }
     return AMP_OK;
 }
@@ -15331,7 +15573,7 @@ AMPI_FN size_t ampi_first_bad(amp_model* m, amp_ref x, size_t count, const char*
    inf or NaN began. Returns that node, or NULL if values are finite or unreadable. */
 AMPI_FN ampi_node* ampi_find_trouble(amp_model* m, char* out, size_t size) {
     const char* what = "";
-    const ampi_ull first = (ampi_ull)m->pass.first, last = first + m->pass.rows - 1;
+    const ampi_ull first = (ampi_ull)m->pass.first, last = first + m->pass.samples - 1;
     char where[80];
     m->pass.looking = 1;
     if (ampi_load_inputs(m) != AMP_OK) return NULL;
@@ -15339,7 +15581,7 @@ AMPI_FN ampi_node* ampi_find_trouble(amp_model* m, char* out, size_t size) {
     /* Evaluation tells of the sample in the data; in training the batch is the caller's. A node
        without a number is a cast. */
     AMPI_EACH_NODE(n) {
-        const size_t count = m->pass.rows * n->features;
+        const size_t count = n->rows * n->features, each = count / m->pass.samples;
         if (ampi_is_idle(m, n) || ampi_is_loss(n)) continue;
         if (ampi_forward_node(m, n, 0 /* without ReLU */) != AMP_OK) return NULL;
         const size_t bad = ampi_first_bad(m, ampi_output_of(n), count, &what);
@@ -15347,8 +15589,7 @@ AMPI_FN ampi_node* ampi_find_trouble(amp_model* m, char* out, size_t size) {
         if (m->pass.training)
             AMPI_SAY(where, "%llu; a lower loss scale does not help", (ampi_ull)bad);
         else
-            AMPI_SAY(where, "%llu of sample %llu", (ampi_ull)(bad % n->features),
-                first + bad / n->features);
+            AMPI_SAY(where, "%llu of sample %llu", (ampi_ull)(bad % each), first + bad / each);
         ampi_say(out, size, "the model produces %s: first in the %s of '%s', element %s", what,
             n->number == AMPI_NONE ? "16-bit copy" : "output", n->layer.name, where);
         return n;
@@ -15701,14 +15942,20 @@ AMPI_FN amp_result ampi_run_step(amp_model* m) {
     return is_last ? ampi_run_update(m) : AMP_OK;
 }
 
-/* The work of a step, or a replay of its record. The key has what differs between calls: the size
-   of the batch, and whether it is the first (1) or the last (2) micro-batch. */
+/* The work of a step, or a replay of its record. The key has what differs between calls: samples
+   and positions of the batch, whether some do not count, and whether it is the first (1) or the
+   last (2) micro-batch. Losses by samples differ with each length, and are not recorded. */
 AMPI_FN amp_result ampi_replay_step(amp_model* m) {
     const uint64_t place = (m->pass.accumulate ? 1u : 0u) | (m->micro == m->desc.accumulate ? 2u
         : 0u);
+    const uint64_t shape = (uint64_t)m->pass.samples * ((uint64_t)INT32_MAX + 1)
+        + (uint64_t)m->pass.data.positions;
     amp_record mode = AMP_RECORD_OFF;
-    if (m->backend->record)
-        AMPI_RUN(record, &m->training, (uint64_t)m->pass.rows << 2 | place, &mode);
+    int by_sample = 0;
+    for (int i = 0; i < m->loss_count; i++) by_sample |= ampi_is_by_sample(m, m->losses[i]);
+    if (m->backend->record && !by_sample)
+        AMPI_RUN(record, &m->training, (shape << 1 | (m->pass.has_lengths ? 1u : 0u)) << 2 | place,
+            &mode);
     if (mode == AMP_RECORD_REPLAYED) {
         m->saved = 1;
         return AMP_OK;
@@ -15983,7 +16230,7 @@ AMP_DEF amp_result amp_model_read_value(amp_model* m, amp_value v, float* out) {
     AMPI_REFUSE(!n || !n->is_output, AMP_ERR_ARGUMENT, "read value: value %d is no output", v.id);
     AMPI_REFUSE(!m->holds_values, AMP_ERR_STATE,
         "read value: there is none since the model ran last; amp_forward comes first");
-    return ampi_run(download, amp_f32(out), ampi_output_of(n), m->pass.rows * n->features);
+    return ampi_run(download, amp_f32(out), ampi_output_of(n), n->rows * n->features);
 }
 
 AMP_DEF amp_result amp_model_read_gradient(amp_model* m, amp_value v, float* out) {
@@ -15999,7 +16246,7 @@ AMP_DEF amp_result amp_model_read_gradient(amp_model* m, amp_value v, float* out
         : "gradients overflow at this loss scale");
     AMPI_REFUSE(!m->holds_grads, AMP_ERR_STATE,
         "read gradient: there is none since the model ran last; amp_backward comes first");
-    const size_t count = m->pass.rows * n->features;
+    const size_t count = n->rows * n->features;
     AMPI_TRY(ampi_refresh(m));
     AMPI_RUN(download, amp_f32(out), ampi_gradient_of(n), count);
     ampi_divide_by_scale(m, out, count);
@@ -16092,7 +16339,7 @@ AMPI_FN amp_result ampi_evaluate_nodes(amp_model* m, const amp_batch* b, int64_t
     amp_result r = told ? ampi_load_batch(m) : ampi_load_inputs(m);
     if (r == AMP_OK) r = ampi_forward(m, last, told != NULL);
     if (r == AMP_OK) r = told ? ampi_total_loss(m, &told->loss)
-        : ampi_run(download, amp_f32(out), ampi_output_of(last), m->pass.rows * last->features);
+        : ampi_run(download, amp_f32(out), ampi_output_of(last), last->rows * last->features);
     if (told && r == AMP_OK && !ampi_has_finite_bits(&told->loss)) ampi_explain_loss(m, told);
     fesetenv(&floats);
     return r;
@@ -16137,6 +16384,7 @@ typedef struct ampi_feed {
     int64_t* order;              /* [data.count] numbers of samples */
     void* buffers[AMPI_ARRAYS];  /* each array of a batch */
     size_t bytes[AMPI_ARRAYS];   /* of a sample in it; 0 = no such array */
+    int32_t* lengths;            /* of a batch; NULL = none */
 } ampi_feed;
 
 /* Frees the arrays in which batches are gathered. */
@@ -16144,6 +16392,7 @@ AMPI_FN void ampi_feed_close(ampi_feed* f) {
     if (!f->m) return;
     const amp_allocator* a = &f->m->desc.allocator;
     for (int i = 0; i < AMPI_ARRAYS; i++) ampi_free(f->buffers[i], a);
+    ampi_free(f->lengths, a);
     ampi_free(f->order, a);
 }
 
@@ -16163,18 +16412,25 @@ AMPI_FN amp_result ampi_feed_open(ampi_feed* f, amp_model* m, const amp_data* da
 
     if (!data->read) {
         AMPI_TRY(ampi_check_types(m, data->input_dtype, data->label_dtype, what));
+        AMPI_TRY(ampi_check_positions(m, data->positions, data->lengths, 0, what));
         for (int i = 0; i < AMPI_ARRAYS; i++) {
             const ampi_node* n = ampi_array_node(m, i);
             if (!n) continue;
             AMPI_REFUSE(!AMPI_ARRAY(data, i), AMP_ERR_ARGUMENT,
                 "%s: data.%s[%d] is NULL, and so is read", what, ampi_array_name(i), n->index);
-            f->bytes[i] = ampi_is_loss(n)
-                ? ampi_target_size(n) * amp_dtype_size(ampi_has_labels(n) ? data->label_dtype
-                    : AMP_F32) : n->features * amp_dtype_size(data->input_dtype);
+            const amp_dtype t = !ampi_is_loss(n) ? data->input_dtype
+                : ampi_has_labels(n) ? data->label_dtype : AMP_F32;
+            f->bytes[i] = (ampi_is_loss(n) ? ampi_target_size(n) : n->features) * amp_dtype_size(t)
+                * ampi_positions(ampi_is_loss(n) ? n->reads[0] : n, data->positions);
             f->buffers[i] = ampi_alloc(f->bytes[i] * (size_t)m->desc.batch, a);
             missing |= !f->buffers[i];
         }
-        ampi_doubt_labels(m, data->targets, data->label_dtype, (size_t)data->count, what);
+        ampi_doubt_labels(m, data->targets, data->label_dtype, (size_t)data->count,
+            data->positions, what);
+    }
+    if (data->lengths) {
+        f->lengths = (int32_t*)ampi_alloc((size_t)m->desc.batch * sizeof *f->lengths, a);
+        missing |= !f->lengths;
     }
     f->order = (int64_t*)ampi_alloc((size_t)data->count * sizeof(int64_t), a);
     AMPI_REFUSE(missing || !f->order, AMP_ERR_MEMORY,
@@ -16215,6 +16471,9 @@ AMPI_FN amp_result ampi_feed_read(ampi_feed* f, int64_t at, int n, amp_batch* b)
 
     b->input_dtype = d->input_dtype;
     b->label_dtype = d->label_dtype;
+    b->positions = d->positions;
+    b->lengths = f->lengths;
+    for (int k = 0; f->lengths && k < n; k++) f->lengths[k] = d->lengths[f->order[at + k]];
     for (int i = 0; i < AMPI_ARRAYS; i++) {
         const size_t bytes = f->bytes[i];
         AMPI_ARRAY(b, i) = f->buffers[i];
@@ -18003,8 +18262,8 @@ AMPI_FN void ampi_optimizer_print(const amp_optimizer* o, FILE* out) {
 /* Prints a layer's row of the table whose head amp_model_print prints. width: columns of the
    name. */
 AMPI_FN void ampi_layer_print(const amp_layer* l, int width, FILE* out) {
-    char shape[48];
-    AMPI_SAY(shape, "%dx%dx%d", l->channels, l->height, l->width);
+    char shape[AMPI_SHAPE_TEXT];
+    ampi_shape_text(l, shape);
     ampi_print(out, "%-*s %-22s %-14s %-7s %-7s %-7s %-8s %-20s %10llu ", width, l->name,
             amp_op_name(l->op), shape, amp_dtype_name(l->compute_dtype),
             amp_dtype_name(l->storage_dtype), l->parameters ? amp_dtype_name(l->param_dtype)
@@ -18428,6 +18687,8 @@ AMP_DEF void amp_history_add(amp_history* h, const amp_step_info* info) {
    amp_param_group, amp_comm, amp_conv2d_desc, amp_conv2d_shape; amp_model_desc and
    amp_optimizer_desc have new fields within. A backend of your own needs the table's new entries.
    Cross-entropy has ld and an ignored label; layer norm's backward pass needs no saved statistics.
+   Sequences: positions and lengths of amp_batch, amp_data, amp_input_desc, amp_layer, amp_custom;
+   classes of amp_loss_desc. Zero these structs.
    amp_cuda.cuh: operators on raw device pointers are entries of amp_cuda_backend()'s table:
    amp_cuda_linear_forward(...) is amp_cuda_backend()->linear_forward(...).
 

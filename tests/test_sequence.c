@@ -1,0 +1,548 @@
+/* test_sequence.c - sequences in the graph: a value has positions. A model over n sequences of t positions is compared, bit
+   for bit, with one over n * t rows, which knows no positions; what lies beyond lengths with a model that never saw it. */
+#include "small_model.h"
+#include <math.h>
+
+enum { BATCH = 4, LONGEST = 5, WIDTH = 6, CLASSES = 7, PADDED = 9 };   /* sequences, positions, features, labels, logits */
+
+/* The levels and types that a network runs in. */
+static const struct { amp_level level; amp_dtype low; const char* name; } runs[] = {
+    { AMP_O0, AMP_F16, "O0" }, { AMP_O1, AMP_F16, "O1 f16" }, { AMP_O2, AMP_F16, "O2 f16" }, { AMP_O2, AMP_BF16, "O2 bf16" } };
+
+/* Data of a batch: inputs, and a target for each loss. */
+typedef struct data {
+    float x[BATCH * LONGEST * WIDTH], floats[BATCH * LONGEST * 3], bits[BATCH * LONGEST * 2];
+    int32_t labels[BATCH * LONGEST];
+} data;
+static void fill(data* d) {
+    int i;
+    for (i = 0; i < COUNT(d->x); i++) d->x[i] = test_uniform();
+    for (i = 0; i < COUNT(d->floats); i++) d->floats[i] = test_uniform();
+    for (i = 0; i < COUNT(d->bits); i++) d->bits[i] = (float)(test_random() & 1u);
+    for (i = 0; i < COUNT(d->labels); i++) d->labels[i] = (int32_t)(test_random() % CLASSES);
+}
+static amp_batch batch_of(const data* d, int n, int positions, const int32_t* lengths) {
+    amp_batch b;
+    memset(&b, 0, sizeof b);
+    b.n = n;
+    b.inputs[0] = d->x;
+    b.targets[0] = d->labels; b.targets[1] = d->floats; b.targets[2] = d->bits;
+    b.positions = positions;
+    b.lengths = lengths;
+    return b;
+}
+
+static amp_value input_of(amp_model* m, int positions, int width) {
+    amp_input_desc d;
+    memset(&d, 0, sizeof d);
+    d.channels = width; d.height = d.width = 1; d.positions = positions;
+    return amp_input_with(m, &d);
+}
+
+/* Each operator on rows, and each loss; positions 0: a model of rows. */
+typedef struct network { amp_model* m; amp_value x, sum, logits; } network;
+static network make_network(int batch, int positions, int run, float dropout) {
+    amp_model_desc d = model_desc(batch, runs[run].level, runs[run].low);
+    amp_loss_desc loss;
+    network w;
+    amp_value a, b, c;
+    d.optimizer.kind = AMP_ADAM;
+    w.m = new_model(&d);
+    w.x = input_of(w.m, positions, WIDTH);
+    a = amp_linear(w.m, w.x, 8);
+    b = amp_gelu(w.m, amp_layer_norm(w.m, a));
+    c = amp_linear(w.m, amp_dropout(w.m, b, dropout), 8);
+    w.sum = amp_add(w.m, c, a);
+    c = amp_mul(w.m, amp_softmax(w.m, w.sum), b);
+    w.logits = amp_linear(w.m, amp_concat(w.m, c, amp_flatten(w.m, w.sum)), CLASSES);
+    memset(&loss, 0, sizeof loss);
+    loss.smoothing = 0.1f;
+    amp_softmax_cross_entropy_with(w.m, w.logits, &loss);
+    amp_mse(w.m, amp_linear(w.m, amp_tanh(w.m, w.sum), 3));
+    amp_bce_with_logits(w.m, amp_linear(w.m, w.sum, 2));
+    amp_mean(w.m, amp_sigmoid(w.m, w.sum));
+    CHECK_MSG(amp_model_finalize(w.m) == AMP_OK, "%s", amp_model_error(w.m));
+    return w;
+}
+
+/* Sequences train with the bits of rows, at each level, short ones too, and with lengths that leave nothing out. */
+static void test_rows(void) {
+    static const int32_t whole[BATCH] = { LONGEST, LONGEST, LONGEST, LONGEST };
+    int run, step;
+    for (run = 0; run < COUNT(runs); run++) {
+        network s = make_network(BATCH, LONGEST, run, 0.25f), r = make_network(BATCH * LONGEST, 0, run, 0.25f);
+        CHECK(amp_model_layer(s.m, 1)->positions == LONGEST && amp_model_layer(r.m, 1)->positions == 1);
+        CHECK(amp_model_layer(s.m, 1)->activation_bytes == amp_model_layer(r.m, 1)->activation_bytes);
+        for (step = 0; step < 6; step++) {
+            const int positions = step == 2 ? 3 : step == 3 ? 1 : LONGEST, n = step == 4 ? 2 : BATCH;
+            const int32_t* lengths = step == 5 ? whole : NULL;
+            float values[2][BATCH * LONGEST * CLASSES];
+            amp_step_info a, b;
+            amp_eval_info e, f;
+            data d;
+            amp_batch bs, br;
+            memset(values, 0, sizeof values);
+            fill(&d);
+            bs = batch_of(&d, n, positions == LONGEST ? 0 : positions, lengths);
+            br = batch_of(&d, n * positions, 0, NULL);
+            CHECK_MSG(amp_train_step(s.m, &bs, &a) == AMP_OK, "%s", amp_model_error(s.m));
+            CHECK(amp_train_step(r.m, &br, &b) == AMP_OK);
+            CHECK_MSG(to_bits(a.loss) == to_bits(b.loss) && a.outcome == b.outcome, "%s step %d: %.9g %.9g", runs[run].name,
+                      step, (double)a.loss, (double)b.loss);
+            CHECK_MSG(same_weights(s.m, r.m), "%s step %d", runs[run].name, step);
+            CHECK(amp_evaluate(s.m, &bs, &e) == AMP_OK && amp_evaluate(r.m, &br, &f) == AMP_OK);
+            CHECK(to_bits(e.loss) == to_bits(f.loss) && e.correct == f.correct && e.predictions == f.predictions);
+            CHECK(e.predictions == n * positions * 3);
+            CHECK(amp_predict(s.m, &bs, s.logits, values[0]) == AMP_OK && amp_predict(r.m, &br, r.logits, values[1]) == AMP_OK);
+            CHECK(memcmp(values[0], values[1], sizeof values[0]) == 0);
+        }
+        amp_model_destroy(s.m);
+        amp_model_destroy(r.m);
+    }
+}
+
+/* Largest difference of the models' weight gradients, relative to the largest gradient. */
+static double gradient_difference(amp_model* a, amp_model* b) {
+    double worst = 0.0, largest = 0.0;
+    int i, count;
+    amp_param *p = amp_model_params(a, &count), *q = amp_model_params(b, NULL);
+    for (i = 0; i < count; i++) {
+        size_t k;
+        float *x = (float*)malloc(p[i].count * sizeof *x), *y = (float*)malloc(p[i].count * sizeof *y);
+        CHECK(amp_model_read_param_gradient(a, &p[i], x) == AMP_OK && amp_model_read_param_gradient(b, &q[i], y) == AMP_OK);
+        for (k = 0; k < p[i].count; k++) {
+            worst = fmax(worst, fabs((double)x[k] - (double)y[k]));
+            largest = fmax(largest, fabs((double)x[k]));
+        }
+        free(x); free(y);
+    }
+    return worst / largest;
+}
+
+/* The rows that count, behind one another, and rubbish in the targets of others. */
+static int gather(data* of, data* rows, int n, int positions, const int32_t* lengths) {
+    int i, k, count = 0;
+    *rows = *of;
+    for (i = 0; i < n * positions; i++) {
+        const int counts = i % positions < lengths[i / positions];
+        for (k = 0; k < WIDTH && counts; k++) rows->x[count * WIDTH + k] = of->x[i * WIDTH + k];
+        for (k = 0; k < 3; k++)
+            if (counts) rows->floats[count * 3 + k] = of->floats[i * 3 + k];
+            else of->floats[i * 3 + k] = from_bits(0x7fc00000u);
+        for (k = 0; k < 2; k++)
+            if (counts) rows->bits[count * 2 + k] = of->bits[i * 2 + k];
+            else of->bits[i * 2 + k] = from_bits(0x7fc00000u);
+        if (counts) rows->labels[count] = of->labels[i];
+        else of->labels[i] = 999;
+        count += counts;
+    }
+    return count;
+}
+
+/* Positions beyond lengths have no loss, no gradient and no prediction, whatever their targets. */
+static void test_lengths(void) {
+    static const int32_t lengths[3][BATCH] = { { 5, 1, 3, 2 }, { 1, 1, 1, 1 }, { 3, 2, 3, 1 } };
+    int run, k;
+    for (run = 0; run < COUNT(runs); run++)
+        for (k = 0; k < 3; k++) {
+            const int positions = k == 2 ? 3 : LONGEST;
+            const double near = run == 0 ? 1e-6 : runs[run].low == AMP_F16 ? 2e-3 : 2e-2;
+            network s = make_network(BATCH, LONGEST, run, 0.0f), r = make_network(BATCH * LONGEST, 0, run, 0.0f);
+            amp_eval_info e, f;
+            amp_step_info a, b;
+            data d, rows;
+            amp_batch bs, br;
+            float loss[2];
+            int count;
+            fill(&d);
+            count = gather(&d, &rows, BATCH, positions, lengths[k]);
+            bs = batch_of(&d, BATCH, k == 2 ? positions : 0, lengths[k]);
+            br = batch_of(&rows, count, 0, NULL);
+            CHECK_MSG(amp_evaluate(s.m, &bs, &e) == AMP_OK, "%s", amp_model_error(s.m));
+            CHECK(amp_evaluate(r.m, &br, &f) == AMP_OK);
+            CHECK_MSG(fabs((double)e.loss - (double)f.loss) < 1e-6, "%.9g %.9g", (double)e.loss, (double)f.loss);
+            CHECK(e.correct == f.correct && e.predictions == f.predictions && e.predictions == 3 * count);
+            CHECK(amp_forward(s.m, &bs, &loss[0]) == AMP_OK && amp_forward(r.m, &br, &loss[1]) == AMP_OK);
+            CHECK(fabs((double)loss[0] - (double)loss[1]) < 1e-6);
+            CHECK(amp_backward(s.m, NULL) == AMP_OK && amp_backward(r.m, NULL) == AMP_OK);
+            CHECK_MSG(gradient_difference(s.m, r.m) < near, "%s, lengths %d: %g", runs[run].name, k, gradient_difference(s.m, r.m));
+            CHECK(amp_update(s.m, &a) == AMP_OK && amp_update(r.m, &b) == AMP_OK && a.outcome == b.outcome);
+            amp_model_destroy(s.m);
+            amp_model_destroy(r.m);
+        }
+}
+
+/* Labels that are ignored, and labels beyond lengths, in one loss; each class may have a weight. */
+static void test_ignored(void) {
+    const int32_t none = -1, lengths[2] = { 4, 2 };
+    int with;
+    for (with = 0; with < 2; with++) {
+        float weights[CLASSES] = { 1, 2, 3, 1, 2, 3, 1 }, x[10 * 4], loss[2];
+        int32_t labels[10], rows[6];
+        amp_model_desc d = model_desc(with ? 2 : 6, AMP_O0, AMP_F16);
+        amp_loss_desc l;
+        amp_model* m[2];
+        amp_batch b;
+        int i, k, count = 0;
+        memset(&l, 0, sizeof l);
+        l.ignored = &none; l.class_weights = weights;
+        for (i = 0; i < 40; i++) x[i] = test_uniform();
+        for (i = 0; i < 10; i++) labels[i] = i % 3 == 0 ? -1 : i % CLASSES;
+        for (k = 0; k < 2; k++) {
+            d.batch = k ? 10 : 2;
+            m[k] = new_model(&d);
+            amp_softmax_cross_entropy_with(m[k], amp_linear(m[k], input_of(m[k], k ? 0 : 5, 4), CLASSES), &l);
+            CHECK(amp_model_finalize(m[k]) == AMP_OK);
+        }
+        memset(&b, 0, sizeof b);
+        b.n = 2; b.inputs[0] = x; b.targets[0] = labels; b.lengths = lengths;
+        CHECK(amp_forward(m[0], &b, &loss[0]) == AMP_OK && amp_backward(m[0], NULL) == AMP_OK);
+        for (i = 0; i < 10; i++) {
+            if (i % 5 >= lengths[i / 5]) continue;
+            memmove(x + 4 * count, x + 4 * i, 4 * sizeof *x);
+            rows[count++] = labels[i];
+        }
+        b.n = count; b.targets[0] = rows; b.lengths = NULL;
+        CHECK(amp_forward(m[1], &b, &loss[1]) == AMP_OK && amp_backward(m[1], NULL) == AMP_OK);
+        CHECK_MSG(fabs((double)loss[0] - (double)loss[1]) < 1e-6, "%g %g", (double)loss[0], (double)loss[1]);
+        CHECK(gradient_difference(m[0], m[1]) < 1e-6);
+        amp_model_destroy(m[0]);
+        amp_model_destroy(m[1]);
+    }
+}
+
+/* Logits that only fill up a vocabulary: the loss is that of a model without them, they get no gradient, no weight of
+   theirs moves, and the largest logit among them is no prediction. */
+static void test_padded_vocabulary(void) {
+    int run;
+    for (run = 0; run < COUNT(runs); run++) {
+        amp_model* m[2];
+        amp_batch b;
+        float x[6 * 4], w[PADDED * 4], bias[PADDED], g[PADDED * 4], gb[PADDED], loss[2];
+        int32_t labels[6];
+        amp_eval_info e[2];
+        int i, k;
+        for (i = 0; i < 24; i++) x[i] = test_uniform();
+        for (i = 0; i < 6; i++) labels[i] = i % CLASSES;
+        for (i = 0; i < PADDED * 4; i++) w[i] = test_uniform();
+        for (i = 0; i < PADDED; i++) bias[i] = i < CLASSES ? 0.0f : 9.0f;
+        memset(&b, 0, sizeof b);
+        b.n = 2; b.inputs[0] = x; b.targets[0] = labels;
+        for (k = 0; k < 2; k++) {
+            amp_model_desc d = model_desc(2, runs[run].level, runs[run].low);
+            amp_loss_desc l;
+            amp_value logits;
+            memset(&l, 0, sizeof l);
+            l.classes = k ? 0 : CLASSES;
+            m[k] = new_model(&d);
+            logits = amp_linear(m[k], input_of(m[k], 3, 4), k ? CLASSES : PADDED);
+            amp_softmax_cross_entropy_with(m[k], logits, &l);
+            CHECK_MSG(amp_model_finalize(m[k]) == AMP_OK, "%s", amp_model_error(m[k]));
+            CHECK(amp_model_write_param(m[k], amp_model_find_param(m[k], "linear1.weight"), w) == AMP_OK);
+            CHECK(amp_model_write_param(m[k], amp_model_find_param(m[k], "linear1.bias"), bias) == AMP_OK);
+            CHECK(amp_evaluate(m[k], &b, &e[k]) == AMP_OK);
+            CHECK(amp_forward(m[k], &b, &loss[k]) == AMP_OK && amp_backward(m[k], NULL) == AMP_OK);
+        }
+        CHECK(to_bits(loss[0]) == to_bits(loss[1]) && e[0].correct == e[1].correct && e[0].predictions == e[1].predictions);
+        CHECK(amp_model_read_param_gradient(m[0], amp_model_find_param(m[0], "linear1.weight"), g) == AMP_OK);
+        CHECK(amp_model_read_param_gradient(m[0], amp_model_find_param(m[0], "linear1.bias"), gb) == AMP_OK);
+        CHECK(amp_model_read_param_gradient(m[1], amp_model_find_param(m[1], "linear1.weight"), w) == AMP_OK);
+        CHECK(memcmp(g, w, CLASSES * 4 * sizeof *g) == 0);
+        for (i = CLASSES; i < PADDED; i++)
+            CHECK_MSG(to_bits(gb[i]) == 0 && to_bits(g[4 * i]) == 0 && to_bits(g[4 * i + 3]) == 0, "%s: %g", runs[run].name, (double)gb[i]);
+        CHECK(amp_discard(m[0]) == AMP_OK);
+        labels[4] = CLASSES;
+        CHECK(amp_evaluate(m[0], &b, &e[0]) == AMP_ERR_ARGUMENT);
+        CHECK_MSG(strcmp(heard, "layer 'softmax_cross_entropy1': label 7 of sample 1, position 1, is outside 0..6") == 0, "%s", heard);
+        amp_model_destroy(m[0]);
+        amp_model_destroy(m[1]);
+    }
+}
+
+/* A mean over the positions that count: a custom operator with one position, which sees positions and lengths. */
+static amp_result pool_forward(const amp_custom_call* c) {
+    const float* x = (const float*)c->x[0].data;
+    float* y = (float*)c->y.data;
+    int i, p, k;
+    for (i = 0; i < c->n; i++)
+        for (k = 0; k < WIDTH; k++) {
+            const int count = c->lengths ? c->lengths[i] : c->positions;
+            y[i * WIDTH + k] = 0.0f;
+            for (p = 0; p < count; p++) y[i * WIDTH + k] += x[(i * c->positions + p) * WIDTH + k] / (float)count;
+        }
+    return AMP_OK;
+}
+static amp_result pool_backward(const amp_custom_call* c) {
+    const float* dy = (const float*)c->dy.data;
+    float* dx = (float*)c->dx[0].data;
+    int i, p, k;
+    for (i = 0; i < c->n; i++)
+        for (p = 0; p < c->positions; p++)
+            for (k = 0; k < WIDTH; k++) {
+                const int count = c->lengths ? c->lengths[i] : c->positions;
+                dx[(i * c->positions + p) * WIDTH + k] = p < count ? dy[i * WIDTH + k] / (float)count : 0.0f;
+            }
+    return AMP_OK;
+}
+static void test_custom(void) {
+    const int32_t lengths[BATCH] = { 2, 5, 1, 4 };
+    amp_custom_desc op;
+    amp_model_desc d = model_desc(BATCH, AMP_O0, AMP_F16);
+    amp_model* m = new_model(&d);
+    amp_value x, y;
+    data v;
+    float out[BATCH * WIDTH], g[WIDTH * WIDTH], w[WIDTH * WIDTH], loss, up, down;
+    amp_batch b;
+    amp_param* p;
+    int i, k, n;
+    memset(&op, 0, sizeof op);
+    op.name = "pool"; op.forward = pool_forward; op.backward = pool_backward; op.positions = 1;
+    x = amp_linear(m, input_of(m, LONGEST, WIDTH), WIDTH);
+    y = amp_custom(m, &x, 1, &op);
+    amp_softmax_cross_entropy(m, amp_linear(m, y, CLASSES));
+    CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
+    CHECK(amp_model_layer(m, amp_model_layer_of(m, y))->positions == 1);
+    fill(&v);
+    for (n = 0; n < 3; n++) {                                /* whole, short, and with lengths */
+        memset(&b, 0, sizeof b);
+        b.n = BATCH; b.inputs[0] = v.x; b.targets[0] = v.labels;    /* a label a sample */
+        b.positions = n == 1 ? 3 : 0;
+        b.lengths = n == 2 ? lengths : NULL;
+        CHECK(amp_predict(m, &b, y, out) == AMP_OK);
+        p = amp_model_find_param(m, "linear1.weight");
+        CHECK(amp_forward(m, &b, &loss) == AMP_OK && amp_backward(m, NULL) == AMP_OK);
+        CHECK(amp_model_read_param_gradient(m, p, g) == AMP_OK && amp_discard(m) == AMP_OK);
+        CHECK(amp_model_read_param(m, p, w) == AMP_OK);
+        for (i = 0; i < WIDTH * WIDTH; i++) {
+            amp_eval_info e;
+            const float was = w[i];
+            for (k = 0; k < 2; k++) {
+                w[i] = was + (k ? -0.02f : 0.02f);
+                CHECK(amp_model_write_param(m, p, w) == AMP_OK && amp_evaluate(m, &b, &e) == AMP_OK);
+                if (k) down = e.loss; else up = e.loss;
+            }
+            w[i] = was;
+            CHECK_MSG(fabs((double)(up - down) / 0.04 - (double)g[i]) < 1e-4, "%d: %g %g", i, (double)(up - down) / 0.04, (double)g[i]);
+        }
+        CHECK(amp_model_write_param(m, p, w) == AMP_OK);
+    }
+    amp_model_destroy(m);
+}
+
+/* A data set of sequences: its batches carry positions, and lengths in the order of the samples. */
+static void test_data(void) {
+    enum { SAMPLES = 10 };
+    static float x[SAMPLES * 4 * WIDTH], targets[SAMPLES * 4 * 3];
+    int32_t lengths[SAMPLES];
+    int with, i;
+    for (i = 0; i < COUNT(x); i++) x[i] = test_uniform();
+    for (i = 0; i < SAMPLES; i++) lengths[i] = 1 + i % 4;
+    for (i = 0; i < COUNT(targets); i++) targets[i] = i / 3 % 4 < lengths[i / 12] ? test_uniform() : from_bits(0x7fc00000u);
+    for (with = 0; with < 2; with++) {
+        amp_model_desc d = model_desc(BATCH, AMP_O0, AMP_F16);
+        amp_model* m[2];
+        amp_fit_desc f;
+        amp_fit_info info;
+        amp_data set;
+        amp_eval_info e;
+        int k;
+        memset(&set, 0, sizeof set);
+        memset(&f, 0, sizeof f);
+        set.count = SAMPLES; set.inputs[0] = x; set.targets[0] = targets; set.positions = 4;
+        set.lengths = lengths;
+        f.in_order = 1; f.epochs = 2;
+        for (k = 0; k < 2; k++) {
+            m[k] = new_model(&d);
+            amp_mse(m[k], amp_linear(m[k], amp_tanh(m[k], amp_linear(m[k], input_of(m[k], LONGEST, WIDTH), 8)), 3));
+            CHECK(amp_model_finalize(m[k]) == AMP_OK);
+        }
+        if (!with) f.in_order = 0;
+        CHECK_MSG(amp_fit(m[0], &set, &f, &info) == AMP_OK && info.last.steps == 3, "%s", amp_model_error(m[0]));
+        CHECK(amp_evaluate_data(m[0], &set, &e) == AMP_OK && e.loss == e.loss);
+        for (k = 0; with && k < 6; k++) {
+            const int at = k % 3 * BATCH;
+            amp_batch b;
+            amp_step_info step;
+            memset(&b, 0, sizeof b);
+            b.n = at + BATCH > SAMPLES ? SAMPLES - at : BATCH;
+            b.inputs[0] = x + at * 4 * WIDTH; b.targets[0] = targets + at * 12; b.positions = 4; b.lengths = lengths + at;
+            CHECK(amp_train_step(m[1], &b, &step) == AMP_OK);
+        }
+        CHECK(same_weights(m[0], m[1]) == with);
+        set.positions = 6;
+        CHECK(amp_evaluate_data(m[0], &set, &e) == AMP_ERR_ARGUMENT && strstr(heard, "positions is 6, 'input1' has 1 to 5"));
+        amp_model_destroy(m[0]);
+        amp_model_destroy(m[1]);
+    }
+}
+
+/* --- mistakes --- */
+typedef void (*mistake)(amp_model* m, amp_value x);    /* x: 5 positions of 6 features */
+static void e_conv(amp_model* m, amp_value x) { amp_conv2d(m, x, 3, 3, 1, 1); }
+static void e_pool(amp_model* m, amp_value x) { amp_global_avg_pool2d(m, x); }
+static void e_max_pool(amp_model* m, amp_value x) { amp_max_pool2d(m, x, 9); }
+static void e_upsample(amp_model* m, amp_value x) { amp_upsample(m, x, 2); }
+static void e_transposed(amp_model* m, amp_value x) { amp_conv_transpose2d(m, x, 3, 3, 1, 1); }
+static void e_norm(amp_model* m, amp_value x) { amp_batch_norm(m, x); }
+static void e_add(amp_model* m, amp_value x) { amp_add(m, x, input_of(m, 4, 6)); }
+static void e_mul(amp_model* m, amp_value x) { amp_mul(m, x, input_of(m, 0, 6)); }
+static void e_concat(amp_model* m, amp_value x) { amp_concat(m, input_of(m, 0, 6), x); }
+static void e_reuse(amp_model* m, amp_value x) {
+    const amp_value c = amp_conv2d(m, input_of(m, 0, 6), 3, 1, 1, 0);
+    amp_reuse(m, c, x);
+}
+static void e_input(amp_model* m, amp_value x) { (void)x; input_of(m, -2, 6); }
+static void e_input_large(amp_model* m, amp_value x) { (void)x; input_of(m, 2147483647, 6); }
+static void e_linear_large(amp_model* m, amp_value x) { amp_linear(m, x, 500000000); }
+static void e_classes(amp_model* m, amp_value x) {
+    amp_loss_desc l;
+    memset(&l, 0, sizeof l);
+    l.classes = 8;
+    amp_softmax_cross_entropy_with(m, amp_linear(m, x, 7), &l);
+}
+static void e_classes_negative(amp_model* m, amp_value x) {
+    amp_loss_desc l;
+    memset(&l, 0, sizeof l);
+    l.classes = -1;
+    amp_softmax_cross_entropy_with(m, amp_linear(m, x, 7), &l);
+}
+static void e_classes_of_maps(amp_model* m, amp_value x) {
+    amp_loss_desc l;
+    memset(&l, 0, sizeof l);
+    (void)x;
+    l.classes = 2;
+    amp_softmax_cross_entropy_with(m, amp_input(m, 3, 2, 2), &l);
+}
+static void e_classes_of_mse(amp_model* m, amp_value x) {
+    amp_loss_desc l;
+    memset(&l, 0, sizeof l);
+    l.classes = 2;
+    amp_mse_with(m, x, &l);
+}
+static void e_custom(amp_model* m, amp_value x) {
+    amp_custom_desc c;
+    memset(&c, 0, sizeof c);
+    c.forward = pool_forward; c.positions = -1;
+    amp_custom(m, &x, 1, &c);
+}
+static void e_own_positions(amp_model* m, amp_value x) {
+    amp_custom_desc c;
+    memset(&c, 0, sizeof c);
+    c.forward = pool_forward; c.positions = 3;
+    amp_add(m, amp_custom(m, &x, 1, &c), input_of(m, 3, 6));
+}
+static const struct { mistake make; amp_result code; const char* sentence; } mistakes[] = {
+    { e_conv, AMP_ERR_SHAPE, "conv2d after 'words': it is for images, not for 5 positions" },
+    { e_pool, AMP_ERR_SHAPE, "avg_pool2d after 'words': it is for images, not for 5 positions" },
+    { e_max_pool, AMP_ERR_SHAPE, "max_pool2d after 'words': it is for images, not for 5 positions" },
+    { e_upsample, AMP_ERR_SHAPE, "upsample after 'words': it is for images, not for 5 positions" },
+    { e_transposed, AMP_ERR_SHAPE, "conv_transpose2d after 'words': it is for images, not for 5 positions" },
+    { e_norm, AMP_ERR_SHAPE, "batch_norm after 'words': it is for images, not for 5 positions" },
+    { e_add, AMP_ERR_SHAPE, "add after 'words': 5x6x1x1 does not fit 4x6x1x1 of 'input2'" },
+    { e_mul, AMP_ERR_SHAPE, "mul after 'words': 5x6x1x1 does not fit 6x1x1 of 'input2'" },
+    { e_concat, AMP_ERR_SHAPE, "concat after 'input2': 6x1x1 does not fit 5x6x1x1 of 'words'" },
+    { e_reuse, AMP_ERR_SHAPE, "conv2d after 'words': 'conv2d1' takes 6x1x1, not 5x6x1x1" },
+    { e_input, AMP_ERR_SHAPE, "input: 6 x 1 x 1 at -2 positions for a batch of 2 is not a size that can be had" },
+    { e_input_large, AMP_ERR_SHAPE, "input: 6 x 1 x 1 at 2147483647 positions for a batch of 2 is not a size that can be had" },
+    { e_linear_large, AMP_ERR_SHAPE, "linear after 'words': its output 5x500000000x1x1 is too large" },
+    { e_classes, AMP_ERR_DESC, "softmax_cross_entropy on 'linear1': classes is 8, it must lie in 1..7" },
+    { e_classes_negative, AMP_ERR_DESC, "softmax_cross_entropy on 'linear1': classes is -1, it must lie in 1..7" },
+    { e_classes_of_maps, AMP_ERR_DESC, "softmax_cross_entropy on 'input2': classes is 2, but maps have all 3" },
+    { e_classes_of_mse, AMP_ERR_DESC,
+      "mse on 'words': ignored, class_weights and classes are for softmax_cross_entropy only" },
+    { e_custom, AMP_ERR_DESC, "custom after 'words': positions is -1" },
+    { e_own_positions, AMP_ERR_SHAPE, "add after 'custom1': of this and 'input2' only one has the positions of a batch" },
+};
+static void test_mistakes(void) {
+    int i;
+    for (i = 0; i < COUNT(mistakes); i++) {
+        amp_model_desc d = model_desc(2, AMP_O1, AMP_F16);
+        amp_model* m = new_model(&d);
+        amp_value x = input_of(m, 5, 6);
+        amp_name(m, x, "words");
+        mistakes[i].make(m, x);
+        check_refused(amp_model_finalize(m), mistakes[i].code, mistakes[i].sentence);
+        amp_model_destroy(m);
+    }
+}
+
+/* Batches that do not fit, each with its sentence; the model trains afterwards. */
+static void test_batches(void) {
+    static const struct { int positions, first, length; const char* sentence; } cases[] = {
+        { 6, 1, 0, "train step: positions is 6, 'input1' has 1 to 5" },
+        { -1, 1, 0, "train step: positions is -1, 'input1' has 1 to 5" },
+        { 0, 0, 1, "train step: the length 0 of sample 0 is outside 1..5" },
+        { 4, 5, 1, "train step: the length 5 of sample 0 is outside 1..4" },
+        { 0, -3, 1, "train step: the length -3 of sample 0 is outside 1..5" } };
+    network s = make_network(BATCH, LONGEST, 0, 0.0f), r = make_network(BATCH * LONGEST, 0, 0, 0.0f);
+    amp_model_desc d = model_desc(2, AMP_O0, AMP_F16);
+    amp_model* two = new_model(&d);
+    int32_t lengths[BATCH] = { 1, 1, 1, 1 };
+    amp_step_info info;
+    data v;
+    amp_batch b;
+    int i;
+    fill(&v);
+    for (i = 0; i < COUNT(cases); i++) {
+        lengths[0] = cases[i].first;
+        b = batch_of(&v, BATCH, cases[i].positions, cases[i].length ? lengths : NULL);
+        check_refused(amp_train_step(s.m, &b, &info), AMP_ERR_ARGUMENT, cases[i].sentence);
+    }
+    b = batch_of(&v, BATCH, 3, NULL);
+    check_refused(amp_train_step(r.m, &b, &info), AMP_ERR_ARGUMENT,
+                  "train step: positions or lengths are given, but no input is a sequence");
+    v.labels[7] = -2;
+    b = batch_of(&v, BATCH, 0, NULL);
+    check_refused(amp_train_step(s.m, &b, &info), AMP_ERR_ARGUMENT,
+                  "layer 'softmax_cross_entropy1': label -2 of sample 1, position 2, is outside 0..6");
+    v.labels[7] = 2;
+    CHECK(amp_train_step(s.m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_APPLIED);
+
+    amp_mse(two, amp_linear(two, input_of(two, 5, 4), 2));
+    amp_mse(two, amp_linear(two, input_of(two, 3, 4), 2));
+    CHECK(amp_model_finalize(two) == AMP_OK);
+    memset(&b, 0, sizeof b);
+    b.n = 2; b.inputs[0] = b.inputs[1] = v.x; b.targets[0] = b.targets[1] = v.floats;
+    CHECK(amp_train_step(two, &b, &info) == AMP_OK);
+    b.lengths = lengths;
+    lengths[0] = 1;
+    check_refused(amp_train_step(two, &b, &info), AMP_ERR_ARGUMENT,
+                  "train step: lengths are for sequences of equal positions, but 'input2' has 3");
+    b.positions = 3;
+    CHECK(amp_train_step(two, &b, &info) == AMP_OK);
+    b.positions = 4;
+    check_refused(amp_train_step(two, &b, &info), AMP_ERR_ARGUMENT, "train step: positions is 4, 'input2' has 1 to 3");
+    amp_model_destroy(s.m);
+    amp_model_destroy(r.m);
+    amp_model_destroy(two);
+}
+
+/* A person sees positions in front of the other sizes. */
+static void test_print(void) {
+    network s = make_network(BATCH, LONGEST, 1, 0.0f);
+    char text[8192] = "";
+    FILE* f = tmpfile();
+    size_t n;
+    CHECK(f && amp_model_print(s.m, f) == AMP_OK);
+    if (!f) return;
+    rewind(f);
+    n = fread(text, 1, sizeof text - 1, f);
+    text[n] = 0;
+    fclose(f);
+    CHECK_MSG(strstr(text, " 5x8x1x1 ") && strstr(text, " 5x7x1x1 ") && strstr(text, " 1x1x1 "), "%s", text);
+    amp_model_destroy(s.m);
+}
+
+int main(int argc, char** argv) {
+    TEST_BEGIN(argc, argv);
+    TEST(test_rows);
+    TEST(test_lengths);
+    TEST(test_ignored);
+    TEST(test_padded_vocabulary);
+    TEST(test_custom);
+    TEST(test_data);
+    TEST(test_mistakes);
+    TEST(test_batches);
+    TEST(test_print);
+    TEST_END();
+}
