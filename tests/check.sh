@@ -74,7 +74,7 @@ emulated() { # emulated ARCHITECTURE TESTS
 }
 if have g++; then
     step "CUDA on the CPU, sm_800" emulated 800 $(ls tests/emu/test_*.cpp | sed 's,.*/\(.*\)\.cpp,\1,; /hopper/d')
-    step "CUDA on the CPU, sm_900" emulated 900 test_cuda_hopper test_cuda_nn test_emu
+    step "CUDA on the CPU, sm_900" emulated 900 test_cuda_hopper test_emu
 else skip "g++ is not here"; fi
 if have nvcc; then step "amp_cuda.cuh with nvcc" env ARCHS="75 90a" sh -c "make -s cuda && make -s cuda-report"; else skip "nvcc is not here"; fi
 

@@ -68,13 +68,17 @@ static inline int test_end(void) {
 
 /* Of long lists of cases every n-th one is due: for emulators, sanitizers, and builds without optimisation. TEST_EVERY in
    the environment says n. */
-static inline int test_due(void) {
-    static long calls, every;
+static inline long test_every(void) {
+    static long every;
     if (every == 0) {
         const char* wanted = getenv("TEST_EVERY");
         every = wanted && atol(wanted) > 0 ? atol(wanted) : 1;
     }
-    return calls++ % every == 0;
+    return every;
+}
+static inline int test_due(void) {
+    static long calls;
+    return calls++ % test_every() == 0;
 }
 
 /* The shape of a matrix product, and that of many; after <amp.h>. */
