@@ -535,6 +535,15 @@ AMP_DEF amp_result amp_layer_norm_backward(amp_ref dy, amp_ref x, amp_ref gamma,
    thread. */
 AMP_DEF size_t amp_layer_norm_workspace(size_t rows, size_t d);
 
+/* RMS norm: y = x / sqrt(mean(x^2) + eps) * gamma (Zhang and Sennrich, 2019), so layer norm without
+   mean and beta. eps: 0 = 1e-6. Arguments and workspace are as there; backward computes save_invstd
+   anew where it is NULL. */
+AMP_DEF amp_result amp_rms_norm_forward(amp_ref x, amp_ref gamma, float eps, float* save_invstd,
+    amp_ref y, size_t rows, size_t d, const amp_exec* exec);
+AMP_DEF amp_result amp_rms_norm_backward(amp_ref dy, amp_ref x, amp_ref gamma, float eps,
+    const float* save_invstd, amp_ref dx, amp_ref dgamma, int accumulate, size_t rows, size_t d,
+    const amp_exec* exec);
+
 /* --- element by element --- */
 
 /* Activations: X(NAME, name, reads, slow).
@@ -694,7 +703,8 @@ AMP_DEF amp_result amp_bce_with_logits_backward(amp_ref x, amp_ref target,
     X(UPSAMPLE,   "upsample",   FOLLOW,  LOW,     PLAIN,  NONE,   NONE) \
     X(CUSTOM,     "custom",     FP32,    FP32,    PLAIN,  BOTH,   NONE)  /* rules: its desc's */ \
     X(MEAN,       "mean",       FP32,    FP32,    LOSS,   INPUT,  NONE) \
-    X(CONV_TRANSPOSE2D, "conv_transpose2d", LOW, LOW, MATRIX, INPUT, NONE)
+    X(CONV_TRANSPOSE2D, "conv_transpose2d", LOW, LOW, MATRIX, INPUT, NONE) \
+    X(RMS_NORM,   "rms_norm",   FP32,    FP32,    NORM,   INPUT,  NONE)
 #define AMPI_X(name, ...) AMP_OP_##name,
 typedef AMPI_ENUM(amp_op) { AMP_OP_LIST(AMPI_X) } amp_op;
 #undef AMPI_X
@@ -714,7 +724,7 @@ typedef AMPI_ENUM(amp_level) { AMP_O0 = 0, AMP_O1 = 1, AMP_O2 = 2, AMP_O3 = 3 } 
 /* Whose lists a policy has:
    X(NAME, "name", a bit for each level, cast_back, o3_masters, low_norm, scaler at O1, at O2).
    cast_back: at O1 results of LOW operators are cast back to FP32. o3_masters: O3 keeps FP32
-   weights, too. low_norm: a layer norm that runs LOW reads LOW weights; batch norms never do while
+   weights, too. low_norm: a norm that runs LOW reads LOW weights; batch norms never do while
    there are masters. scaler: the preset where the desc has none; STATIC is a scale of 1.
    Sources: torch.amp, whose lists are those for CUDA (on a CPU its softmax, layer norm and sums
    stay in 16 bits); MindSpore 2.10; the final apex.amp; NNabla 1.39 with type_config="half";
@@ -735,17 +745,21 @@ enum { AMP_STYLE_COUNT = 0 AMP_STYLE_LIST(AMPI_COUNT) };
    FP32 in every rule. OneFlow lists the losses, too; here they are FP32. */
 #define AMP_STYLE_RULES(X) \
     X(MINDSPORE, O1, RELU, LOW) \
+    X(MINDSPORE, O2, RMS_NORM, LOW) \
     X(APEX, O1, GELU, FP32) \
     X(APEX, O1, GELU_TANH, FP32) \
     X(APEX, O1, UPSAMPLE, FP32) \
     X(APEX, O2, LAYER_NORM, LOW) \
+    X(APEX, O2, RMS_NORM, LOW) \
     X(NNABLA, O2, SOFTMAX, FP32) \
     X(NNABLA, O2, BATCH_NORM, LOW) \
     X(NNABLA, O2, LAYER_NORM, LOW) \
+    X(NNABLA, O2, RMS_NORM, LOW) \
     X(ONEFLOW, O1, CONV_TRANSPOSE2D, FP32) \
     X(ONEFLOW, O1, AVG_POOL2D, GRAY) \
     X(ONEFLOW, O1, BATCH_NORM, GRAY) \
     X(ONEFLOW, O1, LAYER_NORM, GRAY) \
+    X(ONEFLOW, O1, RMS_NORM, GRAY) \
     X(ONEFLOW, O1, GELU, GRAY) \
     X(ONEFLOW, O1, GELU_TANH, GRAY) \
     X(ONEFLOW, O1, SILU, GRAY) \
@@ -1384,7 +1398,7 @@ typedef struct amp_pool2d_desc {
     int pad_end_h, pad_end_w;
 } amp_pool2d_desc;
 typedef struct amp_norm_desc {
-    float eps;       /* 0 = 1e-5; in (0,1) */
+    float eps;       /* 0 = 1e-5, of RMS norm 1e-6; in (0,1) */
     float momentum;  /* like `frozen` as in amp_batch_norm_shape */
     int   frozen;    /* gamma and beta still train; with a frozen group: Keras' trainable = False */
 } amp_norm_desc;
@@ -1433,6 +1447,9 @@ AMP_DEF amp_value amp_batch_norm_with(amp_model* m, amp_value x, const amp_norm_
 /* over C*H*W */
 AMP_DEF amp_value amp_layer_norm(amp_model* m, amp_value x);
 AMP_DEF amp_value amp_layer_norm_with(amp_model* m, amp_value x, const amp_norm_desc* desc);
+/* likewise; one parameter, "weight" */
+AMP_DEF amp_value amp_rms_norm(amp_model* m, amp_value x);
+AMP_DEF amp_value amp_rms_norm_with(amp_model* m, amp_value x, const amp_norm_desc* desc);
 /* Each activation: amp_relu(m, x), amp_gelu, ... */
 #define AMPI_X(NAME, name, ...) AMP_DEF amp_value amp_##name(amp_model* m, amp_value x);
 AMP_ACTIVATION_LIST(AMPI_X)
@@ -1992,6 +2009,7 @@ AMPI_LAYER(amp_linear_with, amp_linear_desc)
 AMPI_LAYER(amp_pool2d_with, amp_pool2d_desc)
 AMPI_LAYER(amp_batch_norm_with, amp_norm_desc)
 AMPI_LAYER(amp_layer_norm_with, amp_norm_desc)
+AMPI_LAYER(amp_rms_norm_with, amp_norm_desc)
 AMPI_LAYER(amp_softmax_cross_entropy_with, amp_loss_desc)
 AMPI_LAYER(amp_mse_with, amp_loss_desc)
 AMPI_LAYER(amp_bce_with_logits_with, amp_loss_desc)
@@ -2062,7 +2080,7 @@ struct amp_backend {
     AMPI_ENTRY(load, amp_ref, amp_ref, size_t n, int from_host, const amp_reading* how)
     size_t (*gemm_workspace)(size_t m, size_t n, size_t k);
     size_t (*conv2d_workspace)(const amp_conv2d_shape* s);
-    size_t (*layer_norm_workspace)(size_t rows, size_t d);
+    size_t (*layer_norm_workspace)(size_t rows, size_t d);  /* of rms_norm too */
     /* The operators. Dropout is at offset + *position * stride; without position at offset. */
     AMPI_ENTRY(gemm, const amp_gemm_shape*, float, amp_ref, amp_ref, float, amp_ref)
     AMPI_ENTRY(linear_forward, amp_ref, amp_ref, amp_ref, amp_ref, size_t, size_t, size_t)
@@ -2085,6 +2103,9 @@ struct amp_backend {
         amp_ref, size_t, size_t)
     AMPI_ENTRY(layer_norm_backward, amp_ref, amp_ref, amp_ref, float, const float*, const float*,
         amp_ref, amp_ref, amp_ref, int, size_t, size_t)
+    AMPI_ENTRY(rms_norm_forward, amp_ref, amp_ref, float, float*, amp_ref, size_t, size_t)
+    AMPI_ENTRY(rms_norm_backward, amp_ref, amp_ref, amp_ref, float, const float*, amp_ref, amp_ref,
+        int, size_t, size_t)
     AMPI_ENTRY(activation_forward, amp_activation, amp_ref, amp_ref, size_t)
     AMPI_ENTRY(activation_backward, amp_activation, amp_ref, amp_ref, amp_ref, int, size_t)
     AMPI_ENTRY(leaky_relu_forward, amp_ref, amp_ref, size_t, float)
@@ -9203,7 +9224,7 @@ AMP_DEF amp_result amp_concat_backward(amp_ref y, size_t d_total, size_t column,
     AMPI_DONE_OP;
 }
 
-/* >>impl-rows   Operators over rows: batch norm, layer norm, softmax, products.
+/* >>impl-rows   Operators over rows: batch norm, layer norm, RMS norm, softmax, products.
    A row is the D features of a layer norm or softmax, or the pixels of one channel and image of
    a batch norm. Sums of rows, or of columns over rows, come first; then each row is written in
    one pass. */
@@ -9213,6 +9234,7 @@ typedef struct ampi_rows {
     const ampi_argument* list;
     size_t rows, d;
     double eps;              /* of layer norm */
+    int rms;                 /* 1: of RMS norm, which takes 0 for the mean */
     size_t ld;               /* elements from a row to the next */
     size_t pixels;           /* rows of an image, if these are pixels of maps, else 1 */
     const int32_t* labels;   /* of a cross-entropy, one a row; NULL: softmax alone */
@@ -9908,24 +9930,26 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, amp_re
     AMPI_DONE_OP;
 }
 
-/* --- layer norm --- */
+/* --- layer norm, and RMS norm --- */
 
 /* Refuses rows of no elements and an eps that is not above 0; sets f's. */
 AMPI_FN amp_result ampi_ln_check(const amp_exec* exec, const char* op, ampi_rows* f, float eps) {
     AMPI_REFUSE_OP(f->d < 1, AMP_ERR_SHAPE, "%s: rows of no elements have no mean", op);
-    eps = ampi_is_zero(&eps) ? 1e-5f : eps;
+    eps = !ampi_is_zero(&eps) ? eps : f->rms ? 1e-6f : 1e-5f;
     AMPI_REFUSE_OP(!ampi_has_finite_bits(&eps) || eps <= 0.0f, AMP_ERR_DESC,
         "%s: eps %g must be greater than 0 and finite", op, (double)eps);
     f->eps = (double)eps;
     return AMP_OK;
 }
 
-/* The means of `rows` rows from `row` on, and 1/sqrt(variance + eps), the variance about them. */
+/* The means of `rows` rows from `row` on (0 of RMS norm), and 1/sqrt(variance + eps), the variance
+   about them. */
 AMPI_FN void ampi_ln_statistics(const ampi_rows* f, ampi_reader* x, size_t row, size_t rows,
         float* mean, float* invstd) {
     ampi_row_sums s;
     size_t r;
-    ampi_sum_operand(AMPI_SUM, &s, x, x, row * f->d, rows, f->d);
+    if (f->rms) AMPI_CLEAR(s.sum);
+    else ampi_sum_operand(AMPI_SUM, &s, x, x, row * f->d, rows, f->d);
     for (r = 0; r < rows; r++) s.sum[r] /= (double)f->d;
     ampi_sum_operand(AMPI_DISTANCES, &s, x, x, row * f->d, rows, f->d);
     for (r = 0; r < rows; r++) {
@@ -9950,9 +9974,9 @@ AMPI_FN void ampi_ln_forward_rows(const ampi_rows* f, size_t row, size_t rows) {
     ampi_store(&f->list[AMPI_ARG_INVSTD], row, invstd, rows);
 }
 
-/* Checks the operands, then runs tile by tile of rows. */
-AMP_DEF amp_result amp_layer_norm_forward(amp_ref x, amp_ref gamma, amp_ref beta, float eps,
-        float* save_mean, float* save_invstd, amp_ref y, size_t rows, size_t d,
+/* Layer norm, or with `rms` RMS norm: checks the operands, then runs tile by tile of rows. */
+AMPI_FN amp_result ampi_ln_forward(const char* op, int rms, amp_ref x, amp_ref gamma, amp_ref beta,
+        float eps, float* save_mean, float* save_invstd, amp_ref y, size_t rows, size_t d,
         const amp_exec* exec) {
     const size_t all = ampi_area(rows, d);
     const ampi_argument list[] = {
@@ -9964,22 +9988,37 @@ AMP_DEF amp_result amp_layer_norm_forward(amp_ref x, amp_ref gamma, amp_ref beta
         AMPI_ARG_F32(save_invstd, AMPI_OUT | AMPI_NULL, rows)
     };
     ampi_rows f = ampi_rows_of(list, rows, d);
-    AMPI_CHECK("layer norm", all, list);
-    AMPI_TRY(ampi_ln_check(exec, "layer norm", &f, eps));
+    f.rms = rms;
+    AMPI_CHECK(op, all, list);
+    AMPI_TRY(ampi_ln_check(exec, op, &f, eps));
     AMPI_COMPUTE_OP;
     ampi_rows_all(ampi_ln_forward_rows, &f);
     AMPI_DONE_OP;
 }
 
+AMP_DEF amp_result amp_layer_norm_forward(amp_ref x, amp_ref gamma, amp_ref beta, float eps,
+        float* save_mean, float* save_invstd, amp_ref y, size_t rows, size_t d,
+        const amp_exec* exec) {
+    return ampi_ln_forward("layer norm", 0, x, gamma, beta, eps, save_mean, save_invstd, y, rows, d,
+        exec);
+}
+
+AMP_DEF amp_result amp_rms_norm_forward(amp_ref x, amp_ref gamma, float eps, float* save_invstd,
+        amp_ref y, size_t rows, size_t d, const amp_exec* exec) {
+    return ampi_ln_forward("rms norm", 1, x, gamma, AMP_NONE, eps, NULL, save_invstd, y, rows, d,
+        exec);
+}
+
 /* The backward pass of rows [row, past), see that of batch norm. sums, if not NULL: columns [start,
    start + width) add to those of dgamma, then those of dbeta, both padded. If these are all
-   columns, rows of dx, if wanted, are (dy * gamma - a - (x - mean) * b) * invstd. Fewer columns
-   than all come with d > AMPI_TILE, where a tile holds one row. */
+   columns, rows of dx, if wanted, are (dy * gamma - a - (x - mean) * b) * invstd; of RMS norm mean
+   and a are 0. Fewer columns than all come with d > AMPI_TILE, where a tile holds one row. */
 AMPI_FN void ampi_ln_backward_rows(const ampi_rows* f, size_t row, size_t past, size_t start,
         size_t width, double* sums) {
     const float* mean = (const float*)f->list[AMPI_ARG_MEAN].data;
     const float* invstd = (const float*)f->list[AMPI_ARG_INVSTD].data;
-    const int saved = mean && invstd, with_dx = f->list[AMPI_ARG_Y].data && width == f->d;
+    const int saved = invstd && (mean || f->rms);
+    const int with_dx = f->list[AMPI_ARG_Y].data && width == f->d;
     float own_mean[AMPI_ROWS], own_invstd[AMPI_ROWS], a[AMPI_ROWS], b[AMPI_ROWS];
     ampi_row_sums s;
     size_t rows, n;
@@ -9991,7 +10030,7 @@ AMPI_FN void ampi_ln_backward_rows(const ampi_rows* f, size_t row, size_t past, 
         ampi_row_args q = ampi_no_row_args();
         rows = ampi_min_size(past - row, ampi_rows_of_tile(f->d));
         if (!saved) ampi_ln_statistics(f, &x, row, rows, own_mean, own_invstd);
-        q.mean = saved ? mean + row : own_mean;
+        q.mean = !saved ? own_mean : mean ? mean + row : NULL;
         q.scale = saved ? invstd + row : own_invstd;
         q.params_by_column = 1;
 
@@ -10008,7 +10047,7 @@ AMPI_FN void ampi_ln_backward_rows(const ampi_rows* f, size_t row, size_t past, 
         if (!with_dx) continue;
 
         for (size_t r = 0; r < rows; r++) {
-            a[r] = (float)(s.sum[r] / (double)f->d);
+            a[r] = f->rms ? 0.0f : (float)(s.sum[r] / (double)f->d);
             b[r] = (float)(s.dot[r] * (double)q.scale[r] / (double)f->d);
         }
         q.a = a;
@@ -10072,8 +10111,8 @@ AMPI_FN void ampi_ln_params(const ampi_rows* f, size_t start, size_t n, double* 
 
 /* dgamma and dbeta from sums down the columns, dx from sums along the rows: in one pass over dy and
    x where the sums of all columns have room. */
-AMP_DEF amp_result amp_layer_norm_backward(amp_ref dy, amp_ref x, amp_ref gamma, float eps,
-        const float* save_mean, const float* save_invstd, amp_ref dx, amp_ref dgamma,
+AMPI_FN amp_result ampi_ln_backward(const char* op, int rms, amp_ref dy, amp_ref x, amp_ref gamma,
+        float eps, const float* save_mean, const float* save_invstd, amp_ref dx, amp_ref dgamma,
         amp_ref dbeta, int accumulate, size_t rows, size_t d, const amp_exec* exec) {
     const size_t all = ampi_area(rows, d);
     const int params = ampi_gradient_use(accumulate, AMP_ACCUMULATE_PARAMS);
@@ -10088,8 +10127,9 @@ AMP_DEF amp_result amp_layer_norm_backward(amp_ref dy, amp_ref x, amp_ref gamma,
         AMPI_ARG(dbeta, params, d)
     };
     ampi_rows f = ampi_rows_of(list, rows, d);
-    AMPI_CHECK("layer norm backward", all, list);
-    AMPI_TRY(ampi_ln_check(exec, "layer norm backward", &f, eps));
+    f.rms = rms;
+    AMPI_CHECK(op, all, list);
+    AMPI_TRY(ampi_ln_check(exec, op, &f, eps));
 
     /* columns whose sums have room at a time: in a workspace all, else on the stack */
     const size_t bytes = amp_layer_norm_workspace(rows, d);
@@ -10106,6 +10146,20 @@ AMP_DEF amp_result amp_layer_norm_backward(amp_ref dy, amp_ref x, amp_ref gamma,
         ampi_ln_params(&f, start, ampi_min_size(d - start, columns), room);
     if (dx.data && !(sums && columns == d)) ampi_rows_all(ampi_ln_dx_rows, &f);
     AMPI_DONE_OP;
+}
+
+AMP_DEF amp_result amp_layer_norm_backward(amp_ref dy, amp_ref x, amp_ref gamma, float eps,
+        const float* save_mean, const float* save_invstd, amp_ref dx, amp_ref dgamma,
+        amp_ref dbeta, int accumulate, size_t rows, size_t d, const amp_exec* exec) {
+    return ampi_ln_backward("layer norm backward", 0, dy, x, gamma, eps, save_mean, save_invstd, dx,
+        dgamma, dbeta, accumulate, rows, d, exec);
+}
+
+AMP_DEF amp_result amp_rms_norm_backward(amp_ref dy, amp_ref x, amp_ref gamma, float eps,
+        const float* save_invstd, amp_ref dx, amp_ref dgamma, int accumulate, size_t rows, size_t d,
+        const amp_exec* exec) {
+    return ampi_ln_backward("rms norm backward", 1, dy, x, gamma, eps, NULL, save_invstd, dx,
+        dgamma, AMP_NONE, accumulate, rows, d, exec);
 }
 
 /* --- softmax --- */
@@ -12747,8 +12801,8 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
         /* operators */
         amp_gemm_workspace, amp_conv2d_workspace, amp_layer_norm_workspace,
         amp_gemm, AMPI_BOTH(linear), AMPI_BOTH(conv2d), AMPI_BOTH(conv_transpose2d),
-        AMPI_BOTH(pool2d),
-        AMPI_BOTH(batch_norm), AMPI_BOTH(layer_norm), AMPI_BOTH(activation), AMPI_BOTH(leaky_relu),
+        AMPI_BOTH(pool2d), AMPI_BOTH(batch_norm), AMPI_BOTH(layer_norm), AMPI_BOTH(rms_norm),
+        AMPI_BOTH(activation), AMPI_BOTH(leaky_relu),
         AMPI_BOTH(softmax), ampi_cpu_dropout, amp_add_forward, AMPI_BOTH(mul), AMPI_BOTH(concat),
         AMPI_BOTH(softmax_cross_entropy), AMPI_BOTH(mse), AMPI_BOTH(bce_with_logits),
         ampi_mean_forward, ampi_mean_backward,
@@ -13221,6 +13275,11 @@ AMPI_FN amp_ref ampi_gradient_of(const ampi_node* n) { return amp_ref_of(n->grad
 AMPI_FN int ampi_is_norm(const ampi_node* n) { return n->row->kind == AMPI_KIND_NORM; }
 #define ampi_is(n, op_name) ((n)->layer.op == AMP_OP_##op_name)
 
+/* Is n a norm of rows? */
+AMPI_FN int ampi_norms_rows(const ampi_node* n) {
+    return ampi_is(n, LAYER_NORM) || ampi_is(n, RMS_NORM);
+}
+
 /* Behind flatten: the node that owns the memory. */
 AMPI_FN ampi_node* ampi_source(ampi_node* n) {
     while (ampi_is(n, FLATTEN)) n = n->inputs[0];
@@ -13577,7 +13636,8 @@ AMP_DEF amp_value amp_upsample(amp_model* m, amp_value x, int factor) {
     return ampi_layer_add(m);
 }
 
-/* Adds a batch norm over channels or a layer norm over all features; desc NULL: all defaults. */
+/* Adds a batch norm over channels, or a layer norm or RMS norm over all features; desc NULL: all
+   defaults. */
 AMPI_FN amp_value ampi_norm(amp_model* m, amp_op op, amp_value x, const amp_norm_desc* desc) {
     const amp_norm_desc defaults = { 0.0f, 0.0f, 0 }, *d = desc ? desc : &defaults;
     AMPI_DRAFT(n, op, x);
@@ -13587,7 +13647,8 @@ AMPI_FN amp_value ampi_norm(amp_model* m, amp_op op, amp_value x, const amp_norm
     AMPI_REFUSE_LAYER(!ampi_is_off(&d->momentum) && !ampi_in_range(&d->momentum, 0.0f, 1.0f),
         AMP_ERR_DESC, "momentum %g must lie in [0,1], or be AMP_ZERO", (double)d->momentum);
     n->norm = s;
-    return ampi_layer_add_params(m, 0, AMP_INIT_ZERO, 1, 1);  /* gamma and beta start as 1 and 0 */
+    /* gamma and beta start as 1 and 0 */
+    return ampi_layer_add_params(m, op == AMP_OP_RMS_NORM, AMP_INIT_ZERO, 1, 1);
 }
 
 /* Adds a sum or product of x and y, whose shapes are equal; a product with one value of y a
@@ -13799,6 +13860,7 @@ AMP_DEF amp_value amp_custom(amp_model* m, const amp_value* inputs, int count,
     AMP_DEF amp_value name(amp_model* m, amp_value x) { return add(m, AMP_OP_##OP, x, NULL); }
 AMPI_LAYER_WITH(amp_batch_norm, ampi_norm, BATCH_NORM, amp_norm_desc)
 AMPI_LAYER_WITH(amp_layer_norm, ampi_norm, LAYER_NORM, amp_norm_desc)
+AMPI_LAYER_WITH(amp_rms_norm, ampi_norm, RMS_NORM, amp_norm_desc)
 AMPI_LAYER_WITH(amp_softmax_cross_entropy, ampi_loss_add, SOFTMAX_CROSS_ENTROPY, amp_loss_desc)
 AMPI_LAYER_WITH(amp_mse, ampi_loss_add, MSE, amp_loss_desc)
 AMPI_LAYER_WITH(amp_bce_with_logits, ampi_loss_add, BCE_WITH_LOGITS, amp_loss_desc)
@@ -14204,10 +14266,10 @@ AMPI_FN amp_result ampi_plan_arena(amp_model* m) {
 /* --- finalize, 3: parameters --- */
 #define AMPI_PARAM_NAME 136  /* a layer's and ".weight" */
 /* The type of the weights that n reads. Norms read FP32. Exceptions: a norm of rule LOW without
-   masters, and a layer norm of a style with low_norm, which reads its compute_dtype. */
+   masters, and all but a batch norm in a style with low_norm, which read their compute_dtype. */
 AMPI_FN amp_dtype ampi_weight_dtype(const amp_model* m, const ampi_node* n) {
     const amp_layer* l = &n->layer;
-    const int low_norm = ampi_is(n, LAYER_NORM) && ampi_styles[m->policy.style].low_norm;
+    const int low_norm = !ampi_is(n, BATCH_NORM) && ampi_styles[m->policy.style].low_norm;
     if (n->params[0] == AMPI_NONE) return AMP_DTYPE_DEFAULT;
     if (!ampi_is_norm(n) || low_norm) return l->compute_dtype;
     return m->policy.master_weights || l->rule != AMP_RULE_LOW ? AMP_F32 : l->compute_dtype;
@@ -14221,7 +14283,7 @@ AMPI_FN void ampi_place_param(amp_model* m, ampi_node* n, int k) {
     const int is_low = n->layer.param_dtype != AMP_F32 && !(is_bias && n->f32_bias);
     amp_param p;
     AMPI_CLEAR(p);
-    p.count = n->custom ? n->custom->params[k].count : ampi_is(n, LAYER_NORM) ? n->features
+    p.count = n->custom ? n->custom->params[k].count : ampi_norms_rows(n) ? n->features
         : (size_t)n->layer.channels * (is_bias ? 1 : ampi_is(n, CONV_TRANSPOSE2D) ? n->fan_out
             : n->fan_in);
     p.group = n->group;
@@ -14343,7 +14405,7 @@ AMPI_FN size_t ampi_workspace_of(const amp_model* m, const ampi_node* n) {
     if (n->custom) return n->custom->desc.workspace_bytes;
     if (ampi_is(n, CONV_TRANSPOSE2D)) ampi_transposed_shape(&conv, &n->conv, NULL);
     if (conv.channels) return f->conv2d_workspace(&conv);
-    if (ampi_is(n, LAYER_NORM)) return f->layer_norm_workspace(rows, n->features);
+    if (ampi_norms_rows(n)) return f->layer_norm_workspace(rows, n->features);
     if (!ampi_is(n, LINEAR)) return 0;
     return ampi_max_size(f->gemm_workspace(rows, out, in),
         ampi_max_size(f->gemm_workspace(rows, in, out), f->gemm_workspace(out, in, rows)));
@@ -14986,14 +15048,43 @@ AMPI_FN amp_result ampi_loss_value(amp_model* m, const ampi_node* n) {
     return ampi_run(gemm, &s, 1.0f, amp_f32(shares), amp_f32(means), 0.0f, amp_f32(loss));
 }
 
+/* The value y of a norm n. The statistics of the batch lie at n->stats: means, then variances;
+   behind running means lie running variances. */
+AMPI_FN amp_result ampi_forward_norm(amp_model* m, const ampi_node* n, amp_ref x, amp_ref w,
+        amp_ref b, amp_ref y) {
+    float *mean = n->stats, *variance = ampi_variance(m, n);
+    amp_batch_norm_shape norm = n->norm;
+    if (ampi_is(n, LAYER_NORM))
+        return ampi_run(layer_norm_forward, x, w, b, norm.eps, mean, variance, y, n->rows,
+            n->features);
+    if (ampi_is(n, RMS_NORM))
+        return ampi_run(rms_norm_forward, x, w, norm.eps, variance, y, n->rows, n->features);
+    if (m->pass.looking) norm.momentum = AMP_ZERO;  /* running statistics stay */
+    return ampi_run(batch_norm_forward, &norm, m->pass.training, x, w, b, n->running,
+        n->running + norm.channels, mean, variance, y);
+}
+
+/* The gradients of a norm n; with statistics as forward left them, eps is not read. */
+AMPI_FN amp_result ampi_backward_norm(amp_model* m, const ampi_node* n, amp_ref dy, amp_ref x,
+        amp_ref w, amp_ref dx, amp_ref dw, amp_ref db) {
+    const float *mean = n->stats, *variance = ampi_variance(m, n);
+    const int add = ampi_adds_grads(m, n);
+    if (ampi_is(n, LAYER_NORM))
+        return ampi_run(layer_norm_backward, dy, x, w, 0.0f, mean, variance, dx, dw, db, add,
+            n->rows, n->features);
+    if (ampi_is(n, RMS_NORM))
+        return ampi_run(rms_norm_backward, dy, x, w, 0.0f, variance, dx, dw, add, n->rows,
+            n->features);
+    return ampi_run(batch_norm_backward, &n->norm, dy, x, w, mean, variance, dx, dw, db, add);
+}
+
 /* The case of an activation, by its name in AMP_ACTIVATION_LIST, with locals of the function
    below. */
 #define AMPI_CASE_FORWARD(NAME, ...) \
     case AMP_OP_##NAME: return f->activation_forward(AMP_##NAME, x, y, count, e);
 /* Computes the value y of node n, from its input x (and a second one), weights w and bias b.
    relu: n is a product that computes the ReLU behind it, too. Counts: rows are samples times
-   positions, count is the elements of y. A norm's statistics of the batch lie at n->stats: means,
-   then variances; behind running means lie running variances. */
+   positions, count is the elements of y. */
 AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu) {
     const amp_backend* f = m->backend;
     const amp_exec* e = &m->exec;
@@ -15003,8 +15094,6 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
     const amp_ref w = ampi_weights(m, n->params[AMPI_WEIGHT]);
     const amp_ref b = ampi_weights(m, n->params[AMPI_BIAS]);
     const size_t rows = n->rows, count = rows * n->features;
-    float *mean = n->stats, *running = n->running;
-    amp_batch_norm_shape norm = n->norm;
 
     switch (n->layer.op) {
         case AMP_OP_INPUT: case AMP_OP_FLATTEN: return AMP_OK;  /* flatten is its input */
@@ -15018,13 +15107,8 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
             return f->pool2d_forward(&n->pool, x, y, e);
         case AMP_OP_UPSAMPLE:  /* the gradient of a pool of sums, which turns y's shape into x's */
             return f->pool2d_backward(&n->pool, x, AMP_NONE, y, 0 /* accumulate */, e);
-        case AMP_OP_BATCH_NORM:
-            if (m->pass.looking) norm.momentum = AMP_ZERO;  /* running statistics stay */
-            return f->batch_norm_forward(&norm, m->pass.training, x, w, b, running,
-                running + norm.channels, mean, ampi_variance(m, n), y, e);
-        case AMP_OP_LAYER_NORM:
-            return f->layer_norm_forward(x, w, b, norm.eps, mean, ampi_variance(m, n), y, rows,
-                n->features, e);
+        case AMP_OP_BATCH_NORM: case AMP_OP_LAYER_NORM: case AMP_OP_RMS_NORM:
+            return ampi_forward_norm(m, n, x, w, b, y);
         AMP_ACTIVATION_LIST(AMPI_CASE_FORWARD)
         case AMP_OP_LEAKY_RELU: return f->leaky_relu_forward(x, y, count, n->p, e);
         case AMP_OP_SOFTMAX: return f->softmax_forward(x, y, rows, n->features, e);
@@ -15159,12 +15243,8 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
             return f->pool2d_backward(&n->pool, dy, from_input ? saved : AMP_NONE, dx,
                 0 /* accumulate */, e);
         case AMP_OP_UPSAMPLE: return f->pool2d_forward(&n->pool, dy, dx, e);
-        case AMP_OP_BATCH_NORM:
-            return f->batch_norm_backward(&n->norm, dy, saved, w, n->stats, ampi_variance(m, n),
-                dx, dw, db, add, e);
-        case AMP_OP_LAYER_NORM:
-            return f->layer_norm_backward(dy, saved, w, 0.0f /* eps: statistics are given */,
-                n->stats, ampi_variance(m, n), dx, dw, db, add, rows, n->features, e);
+        case AMP_OP_BATCH_NORM: case AMP_OP_LAYER_NORM: case AMP_OP_RMS_NORM:
+            return ampi_backward_norm(m, n, dy, saved, w, dx, dw, db);
         AMP_ACTIVATION_LIST(AMPI_CASE_BACKWARD)
         case AMP_OP_LEAKY_RELU:
             return f->leaky_relu_backward(dy, saved, dx, 0 /* accumulate */, count, n->p, e);
@@ -18682,7 +18762,8 @@ AMP_DEF void amp_history_add(amp_history* h, const amp_step_info* info) {
    (amp_custom), amp_mean as a loss, layers used again (amp_reuse), models for inference, scalers of
    single losses. Groups with an optimizer of their own, RMSprop, split masters, moments in 16 bits,
    amp_mixed. operands of amp_exec, buckets of gradients (amp_comm's start and wait). Layers: silu,
-   hard_swish, leaky_relu, mul, upsample, conv_transpose2d; cross-entropy of [C,H,W] is no error.
+   hard_swish, leaky_relu, mul, upsample, conv_transpose2d, rms_norm; cross-entropy of [C,H,W] is
+   no error.
    m and v of amp_param are void*. Structs that grew at their ends: amp_loss_desc, amp_param,
    amp_param_group, amp_comm, amp_conv2d_desc, amp_conv2d_shape; amp_model_desc and
    amp_optimizer_desc have new fields within. A backend of your own needs the table's new entries.

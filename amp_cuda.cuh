@@ -5663,23 +5663,24 @@ AMPI_FN size_t ampi_cuda_ln_statistics_bytes(size_t rows) {
     return ampi_round_up(rows * 2 * sizeof(float), 16);
 }
 
-/* A call of layer norm. */
+/* A call of layer norm, or of RMS norm. */
 typedef struct ampi_cuda_ln {
     amp_ref x, dy, gamma, beta;
     amp_ref y, dgamma, dbeta;          /* backward: y is dx */
     float *save_mean, *save_invstd;    /* forward: one a row, or NULL */
-    const float *mean, *invstd;        /* backward: those saved */
+    const float *mean, *invstd;        /* backward: those saved; without a mean it is 0 */
     float* partial;                    /* backward: for each part of the rows its sums of d columns
                                           for dgamma, then for dbeta; or NULL */
     size_t rows, d, parts;             /* parts: of the rows, for dgamma and dbeta */
     double inverse_d;                  /* 1 / d */
     float eps;
+    int rms;                           /* 1: RMS norm, whose mean is 0 */
     int accumulate, add;               /* gradients are added to what dgamma and dbeta, what dx
                                           hold */
 } ampi_cuda_ln;
 
 /* Layer norm: of each row the mean, the mean square distance from it, and unless q.y is NULL y =
-   (x - mean) * invstd * gamma + beta. The mean in double is mean + rest. */
+   (x - mean) * invstd * gamma + beta. The mean in double is mean + rest; of RMS norm it is 0. */
 template <int T, int KEEP>
 static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_layer_norm(ampi_cuda_ln q) {
     ampi_ptx_grid_wait();
@@ -5694,7 +5695,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_layer_norm
             sum[0] += (double)ampi_d_sum8(x.v[k]);
         });
         ampi_d_group_sum<T>(sum, shared);
-        const double exact = sum[0] * q.inverse_d;
+        const double exact = q.rms ? 0.0 : sum[0] * q.inverse_d;
         const float mean = (float)exact, rest = (float)(exact - (double)mean);
 
         ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
@@ -5731,7 +5732,7 @@ AMPI_FN amp_result ampi_cuda_ln_statistics(ampi_cuda_ln* q, const char* op, cons
     ampi_cuda_ln forward = *q;
     AMPI_REFUSE_OP(!own, AMP_ERR_ARGUMENT,
         "%s: %s is NULL: without it the call needs the workspace that layer_norm_workspace "
-        "tells", op, q->mean ? "save_invstd" : "save_mean");
+        "tells", op, q->mean || q->rms ? "save_invstd" : "save_mean");
     q->mean = forward.save_mean = own;
     q->invstd = forward.save_invstd = own + q->rows;
     forward.y = AMP_NONE;
@@ -5741,10 +5742,10 @@ AMPI_FN amp_result ampi_cuda_ln_statistics(ampi_cuda_ln* q, const char* op, cons
         forward);
 }
 
-/* The table's layer_norm_forward. */
-AMPI_CUDA(layer_norm_forward, amp_ref x, amp_ref gamma, amp_ref beta, float eps, float* save_mean,
-        float* save_invstd, amp_ref y, size_t rows, size_t d) {
-    const char* op = "amp_cuda_layer_norm_forward";
+/* Layer norm, or with `rms` RMS norm. */
+AMPI_FN amp_result ampi_cuda_ln_forward(const char* op, int rms, amp_ref x, amp_ref gamma,
+        amp_ref beta, float eps, float* save_mean, float* save_invstd, amp_ref y, size_t rows,
+        size_t d, const amp_exec* exec) {
     const size_t all = ampi_area(rows, d);
     const ampi_argument list[] = { AMPI_ARG(x, AMPI_IN, all), AMPI_ARG(y, AMPI_OUT, all),
         AMPI_ARG(gamma, AMPI_NULL, d), AMPI_ARG(beta, AMPI_NULL, d),
@@ -5752,6 +5753,7 @@ AMPI_CUDA(layer_norm_forward, amp_ref x, amp_ref gamma, amp_ref beta, float eps,
         AMPI_ARG_F32(save_invstd, AMPI_OUT | AMPI_NULL, rows) };
     ampi_cuda_ln q = {};
     ampi_rows f = ampi_rows_of(list, rows, d);
+    f.rms = q.rms = rms;
     AMPI_CUDA_CHECK(op, all, list);
     AMPI_TRY(ampi_ln_check(exec, op, &f, eps));
     if (rows == 0) return AMP_OK;
@@ -5766,8 +5768,22 @@ AMPI_CUDA(layer_norm_forward, amp_ref x, amp_ref gamma, amp_ref beta, float eps,
     return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_layer_norm, rows, d, AMPI_CUDA_ROW_SHARED, q);
 }
 
-/* dx = (dy * gamma - a - (x - mean) * b) * invstd: a is the row's mean of dy * gamma, b that of dy
-   * gamma * (x - mean) * invstd^2. */
+/* The table's layer_norm_forward. */
+AMPI_CUDA(layer_norm_forward, amp_ref x, amp_ref gamma, amp_ref beta, float eps, float* save_mean,
+        float* save_invstd, amp_ref y, size_t rows, size_t d) {
+    return ampi_cuda_ln_forward("amp_cuda_layer_norm_forward", 0, x, gamma, beta, eps, save_mean,
+        save_invstd, y, rows, d, exec);
+}
+
+/* The table's rms_norm_forward. */
+AMPI_CUDA(rms_norm_forward, amp_ref x, amp_ref gamma, float eps, float* save_invstd, amp_ref y,
+        size_t rows, size_t d) {
+    return ampi_cuda_ln_forward("amp_cuda_rms_norm_forward", 1, x, gamma, AMP_NONE, eps, NULL,
+        save_invstd, y, rows, d, exec);
+}
+
+/* dx = (dy * gamma - a - (x - mean) * b) * invstd: a is the row's mean of dy * gamma (0 of RMS
+   norm), b that of dy * gamma * (x - mean) * invstd^2. */
 template <int T, int KEEP>
 static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T))
         ampi_k_layer_norm_backward(ampi_cuda_ln q) {
@@ -5776,7 +5792,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T))
     AMPI_D_EACH(row, q.rows) {
         ampi_row<KEEP> x, dy;
         double v[2] = { 0.0, 0.0 };
-        const float mean = q.mean[row], invstd = q.invstd[row];
+        const float mean = q.mean ? q.mean[row] : 0.0f, invstd = q.invstd[row];
         ampi_d_row_start<T>(x, q.x, row, q.d, q.d);
         ampi_d_row_start<T>(dy, q.dy, row, q.d, q.d);
 
@@ -5791,7 +5807,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T))
             v[1] += (double)ampi_d_dot8(g, h);      /* beyond the end g is 0 */
         });
         ampi_d_group_sum<T>(v, shared);
-        const float a = (float)(v[0] * q.inverse_d);
+        const float a = q.rms ? 0.0f : (float)(v[0] * q.inverse_d);
         const float b = (float)(v[1] * ((double)invstd * (double)invstd) * q.inverse_d);
 
         ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
@@ -5853,7 +5869,7 @@ AMPI_D void ampi_d_ln_down(const ampi_cuda_ln& q, size_t row, size_t last, size_
                 size_t r = row + (size_t)((2 * half + u) * AMPI_CUDA_LN_WARPS);
                 float v[8], w[8], mean, invstd;
                 if (r >= last) continue;
-                mean = q.mean[r];
+                mean = q.mean ? q.mean[r] : 0.0f;
                 invstd = q.invstd[r];
                 ampi_d_widen8(v, x[u], q.x.dtype);
                 ampi_d_widen8(w, dy[u], q.dy.dtype);
@@ -5938,11 +5954,11 @@ AMPI_FN amp_result ampi_cuda_ln_columns(ampi_cuda_ln q, const char* op, const am
         0, q);
 }
 
-/* The table's layer_norm_backward. */
-AMPI_CUDA(layer_norm_backward, amp_ref dy, amp_ref x, amp_ref gamma, float eps,
-        const float* save_mean, const float* save_invstd, amp_ref dx, amp_ref dgamma, amp_ref dbeta,
-        int accumulate, size_t rows, size_t d) {
-    const char* op = "amp_cuda_layer_norm_backward";
+/* The backward pass of layer norm, or with `rms` of RMS norm. */
+AMPI_FN amp_result ampi_cuda_ln_backward(const char* op, int rms, amp_ref dy, amp_ref x,
+        amp_ref gamma, float eps, const float* save_mean, const float* save_invstd, amp_ref dx,
+        amp_ref dgamma, amp_ref dbeta, int accumulate, size_t rows, size_t d,
+        const amp_exec* exec) {
     const size_t all = ampi_area(rows, d);
     const ampi_argument list[] = { AMPI_ARG(dy, AMPI_IN, all), AMPI_ARG(x, AMPI_IN, all),
         AMPI_ARG(gamma, AMPI_NULL, d), AMPI_ARG(dx, AMPI_OUT | AMPI_NULL, all),
@@ -5950,6 +5966,7 @@ AMPI_CUDA(layer_norm_backward, amp_ref dy, amp_ref x, amp_ref gamma, float eps,
         AMPI_ARG(dgamma, AMPI_OUT | AMPI_NULL, d), AMPI_ARG(dbeta, AMPI_OUT | AMPI_NULL, d) };
     ampi_cuda_ln q = {};
     ampi_rows f = ampi_rows_of(list, rows, d);
+    f.rms = q.rms = rms;
     AMPI_CUDA_CHECK(op, all, list);
     AMPI_TRY(ampi_ln_check(exec, op, &f, eps));
     if (rows == 0 && accumulate & AMP_ACCUMULATE_PARAMS) return AMP_OK;
@@ -5973,12 +5990,28 @@ AMPI_CUDA(layer_norm_backward, amp_ref dy, amp_ref x, amp_ref gamma, float eps,
     q.add = accumulate & AMP_ACCUMULATE_INPUT;
     q.eps = (float)f.eps;
 
-    if (rows > 0 && (!save_mean || !save_invstd))
+    if (rows > 0 && ((!save_mean && !rms) || !save_invstd))
         AMPI_TRY(ampi_cuda_ln_statistics(&q, op, exec, &rest));
     if (dgamma.data || dbeta.data) AMPI_TRY(ampi_cuda_ln_columns(q, op, &rest));
     if (!dx.data || rows == 0) return AMP_OK;
     return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_layer_norm_backward, rows, d,
         AMPI_CUDA_ROW_SHARED, q);
+}
+
+/* The table's layer_norm_backward. */
+AMPI_CUDA(layer_norm_backward, amp_ref dy, amp_ref x, amp_ref gamma, float eps,
+        const float* save_mean, const float* save_invstd, amp_ref dx, amp_ref dgamma, amp_ref dbeta,
+        int accumulate, size_t rows, size_t d) {
+    return ampi_cuda_ln_backward("amp_cuda_layer_norm_backward", 0, dy, x, gamma, eps, save_mean,
+        save_invstd, dx, dgamma, dbeta, accumulate, rows, d, exec);
+}
+
+/* The table's rms_norm_backward. */
+AMPI_CUDA(rms_norm_backward, amp_ref dy, amp_ref x, amp_ref gamma, float eps,
+        const float* save_invstd, amp_ref dx, amp_ref dgamma, int accumulate, size_t rows,
+        size_t d) {
+    return ampi_cuda_ln_backward("amp_cuda_rms_norm_backward", 1, dy, x, gamma, eps, NULL,
+        save_invstd, dx, dgamma, AMP_NONE, accumulate, rows, d, exec);
 }
 
 /* --- softmax --- */
@@ -8866,7 +8899,7 @@ AMP_DEF const amp_backend* amp_cuda_backend(void) {
         ampi_cuda_gemm, ampi_cuda_linear_forward<0>, ampi_cuda_linear_backward,
         ampi_cuda_conv2d_forward<0>, ampi_cuda_conv2d_backward,
         AMPI_CUDA_BOTH(conv_transpose2d), AMPI_CUDA_BOTH(pool2d),
-        AMPI_CUDA_BOTH(batch_norm), AMPI_CUDA_BOTH(layer_norm),
+        AMPI_CUDA_BOTH(batch_norm), AMPI_CUDA_BOTH(layer_norm), AMPI_CUDA_BOTH(rms_norm),
         AMPI_CUDA_BOTH(activation), AMPI_CUDA_BOTH(leaky_relu), AMPI_CUDA_BOTH(softmax),
         ampi_cuda_dropout_forward,
         ampi_cuda_add_forward, AMPI_CUDA_BOTH(mul), AMPI_CUDA_BOTH(concat),

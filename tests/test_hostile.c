@@ -449,6 +449,7 @@ static void operator_numbers(void) {
             amp_f32(F + 50), 0, 4, v, &quiet));
         REFUSED(AMP_ERR_DESC, names[i], amp_layer_norm_forward(amp_f32(F), AMP_NONE, AMP_NONE, v,
             NULL, NULL, amp_f32(F + 50), 2, 2, &quiet));
+        REFUSED(AMP_ERR_DESC, names[i], amp_rms_norm_forward(amp_f32(F), AMP_NONE, v, NULL, amp_f32(F + 50), 2, 2, &quiet));
         REFUSED(AMP_ERR_DESC, names[i], amp_softmax_cross_entropy_forward(amp_f32(F), labels, &smooth,
             F + 50, 2, 2, &quiet));
         REFUSED(AMP_ERR_DESC, names[i], amp_softmax_cross_entropy_backward(amp_f32(F), labels, &smooth,
@@ -519,6 +520,10 @@ static void null_operands(void) {
         REFUSED(AMP_ERR_ARGUMENT, "layer norm backward", amp_layer_norm_backward(amp_ref_of(N(0, x), T),
             amp_ref_of(N(1, x), T), AMP_NONE, 0.0f, y, y, amp_ref_of(z, T),
             amp_ref_of(z + 8, T), amp_ref_of(z + 12, T), 0, 2, 4, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "rms norm", amp_rms_norm_forward(amp_ref_of(N(0, x), T), AMP_NONE, 0, NULL,
+            amp_ref_of(N(1, z), T), 2, 4, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "rms norm backward", amp_rms_norm_backward(amp_ref_of(N(0, x), T),
+            amp_ref_of(N(1, x), T), AMP_NONE, 0.0f, y, amp_ref_of(z, T), amp_ref_of(z + 8, T), 0, 2, 4, &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "activation", amp_activation_forward(AMP_GELU,
             amp_ref_of(N(0, x), T), amp_ref_of(N(1, z), T), 5, &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "activation backward", amp_activation_backward(AMP_GELU,
@@ -880,6 +885,13 @@ static amp_result call_layer_norm_backward(void* const* p) {
         0.0f, (const float*)p[3], (const float*)p[4], amp_ref_of(p[5], T), amp_ref_of(p[6], T),
         amp_ref_of(p[7], T), 0, 4, 6, &quiet);
 }
+static amp_result call_rms_norm(void* const* p) {
+    return amp_rms_norm_forward(amp_ref_of(p[0], T), amp_ref_of(p[1], T), 0.0f, (float*)p[2], amp_ref_of(p[3], T), 4, 6, &quiet);
+}
+static amp_result call_rms_norm_backward(void* const* p) {
+    return amp_rms_norm_backward(amp_ref_of(p[0], T), amp_ref_of(p[1], T), amp_ref_of(p[2], T), 0.0f, (const float*)p[3],
+        amp_ref_of(p[4], T), amp_ref_of(p[5], T), 0, 4, 6, &quiet);
+}
 static amp_result call_activation(void* const* p) { return amp_activation_forward(AMP_TANH,
     amp_ref_of(p[0], T), amp_ref_of(p[1], T), 9, &quiet); }
 static amp_result call_activation_of_types(void* const* p) {
@@ -955,6 +967,8 @@ static const overlap_case overlap_cases[] = {
     { "batch norm backward", call_batch_norm_backward, { 96, 96, 12, 12, 12, 96, 12, 12 }, 0xe0u, { 0, 5, -1 } },
     { "layer norm", call_layer_norm, { 96, 24, 24, 16, 16, 96 }, 0x38u, { -1 } },
     { "layer norm backward", call_layer_norm_backward, { 96, 96, 24, 16, 16, 96, 24, 24 }, 0xe0u, { -1 } },
+    { "rms norm", call_rms_norm, { 96, 24, 16, 96 }, 0xcu, { -1 } },
+    { "rms norm backward", call_rms_norm_backward, { 96, 96, 24, 16, 96, 24 }, 0x30u, { -1 } },
     { "activation", call_activation, { 36, 36 }, 2u, { 0, 1, -1 } },
     { "activation, two types", call_activation_of_types, { 36, 18 }, 2u, { -1 } },
     { "activation backward", call_activation_backward, { 36, 36, 36 }, 4u, { 0, 2, -1 } },

@@ -47,6 +47,10 @@ static int is_loss(const node* n) {
     return n->op == AMP_OP_SOFTMAX_CROSS_ENTROPY || n->op == AMP_OP_MSE || n->op == AMP_OP_BCE_WITH_LOGITS;
 }
 
+static int is_norm(const node* n) {
+    return n->op == AMP_OP_BATCH_NORM || n->op == AMP_OP_LAYER_NORM || n->op == AMP_OP_RMS_NORM;
+}
+
 static void net_begin(amp_model* m, int batch) {
     net_model = m;
     net_batch = batch;
@@ -58,9 +62,9 @@ static int net_node(amp_op op, int a, int b, int c, int h, int w, amp_value v) {
     n->op = op; n->in[0] = a; n->in[1] = b; n->inputs = (a >= 0) + (b >= 0);
     n->c = c; n->h = h; n->w = w; n->v = v;
     n->weight = n->bias = -1;
-    if (op == AMP_OP_CONV2D || op == AMP_OP_CONV_TRANSPOSE2D || op == AMP_OP_LINEAR || op == AMP_OP_BATCH_NORM || op == AMP_OP_LAYER_NORM) {
+    if (op == AMP_OP_CONV2D || op == AMP_OP_CONV_TRANSPOSE2D || op == AMP_OP_LINEAR || is_norm(n)) {
         n->weight = net_params++;
-        n->bias = net_params++;
+        if (op != AMP_OP_RMS_NORM) n->bias = net_params++;
     }
     return net_size++;
 }
@@ -118,7 +122,8 @@ static int b_norm(int x, amp_op op, float eps) {
     memset(&d, 0, sizeof d);
     d.eps = eps;
     i = net_node(op, x, -1, net[x].c, net[x].h, net[x].w,
-                 op == AMP_OP_BATCH_NORM ? amp_batch_norm_with(net_model, net[x].v, &d) : amp_layer_norm_with(net_model, net[x].v, &d));
+                 (op == AMP_OP_BATCH_NORM ? amp_batch_norm_with : op == AMP_OP_RMS_NORM ? amp_rms_norm_with : amp_layer_norm_with)(
+                     net_model, net[x].v, &d));
     net[i].eps = (double)eps;
     return i;
 }
@@ -192,7 +197,7 @@ static void net_alloc(void) {
         n->y = zeros(features(n) * (size_t)net_batch);
         n->dy = zeros(features(n) * (size_t)net_batch);
         for (j = 0; j < n->inputs; j++) n->x[j] = zeros(features(&net[n->in[j]]) * (size_t)net_batch);
-        if (n->op == AMP_OP_BATCH_NORM || n->op == AMP_OP_LAYER_NORM) {
+        if (is_norm(n)) {
             size_t stats = (size_t)(n->c > net_batch ? n->c : net_batch);
             n->mean = zeros(stats); n->invstd = zeros(stats); n->running_mean = zeros(stats); n->running_var = zeros(stats);
             for (k = 0; k < stats; k++) n->running_var[k] = 1.0;
@@ -298,9 +303,9 @@ static size_t norm_groups(const node* n) { return (size_t)(n->op == AMP_OP_BATCH
 static void norm_forward(node* n, int training) {
     size_t total = features(n) * (size_t)net_batch, groups = norm_groups(n), k, g, q;
     double count = (double)(total / groups);
-    if (n->op == AMP_OP_LAYER_NORM || training) {
+    if (n->op != AMP_OP_BATCH_NORM || training) {
         for (g = 0; g < groups; g++) n->mean[g] = n->invstd[g] = 0.0;
-        for (k = 0; k < total; k++) { norm_place(n, k, &g, &q); n->mean[g] += n->x[0][k] / count; }
+        for (k = 0; k < total && n->op != AMP_OP_RMS_NORM; k++) { norm_place(n, k, &g, &q); n->mean[g] += n->x[0][k] / count; }
         for (k = 0; k < total; k++) { norm_place(n, k, &g, &q); n->invstd[g] += (n->x[0][k] - n->mean[g]) * (n->x[0][k] - n->mean[g]) / count; }
         for (g = 0; g < groups; g++) {
             if (n->op == AMP_OP_BATCH_NORM) {
@@ -314,7 +319,7 @@ static void norm_forward(node* n, int training) {
     }
     for (k = 0; k < total; k++) {
         norm_place(n, k, &g, &q);
-        n->y[k] = (n->x[0][k] - n->mean[g]) * n->invstd[g] * param_value[n->weight][q] + param_value[n->bias][q];
+        n->y[k] = (n->x[0][k] - n->mean[g]) * n->invstd[g] * param_value[n->weight][q] + (n->bias >= 0 ? param_value[n->bias][q] : 0.0);
     }
 }
 
@@ -401,7 +406,7 @@ static double net_forward(const amp_batch* batch, int training) {
             case AMP_OP_LINEAR: linear_forward(n); break;
             case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D: pool_run(n, NULL); break;
             case AMP_OP_UPSAMPLE: upsample_run(n, NULL); break;
-            case AMP_OP_BATCH_NORM: case AMP_OP_LAYER_NORM: norm_forward(n, training); break;
+            case AMP_OP_BATCH_NORM: case AMP_OP_LAYER_NORM: case AMP_OP_RMS_NORM: norm_forward(n, training); break;
             case AMP_OP_SOFTMAX: for (k = 0; k < (size_t)net_batch; k++) softmax_row(n->x[0] + k * d, n->y + k * d, d); break;
             case AMP_OP_ADD: for (k = 0; k < total; k++) n->y[k] = n->x[0][k] + n->x[1][k]; break;
             case AMP_OP_MUL: for (k = 0; k < total; k++) n->y[k] = n->x[0][k] * n->x[1][k / (d / features(&net[n->in[1]]))]; break;
@@ -447,10 +452,10 @@ static void norm_backward(const node* n, double* dx) {
         norm_place(n, k, &g, &q);
         xhat = (n->x[0][k] - n->mean[g]) * n->invstd[g];
         dxhat = n->dy[k] * param_value[n->weight][q];
-        s0[g] += dxhat;
+        s0[g] += n->op == AMP_OP_RMS_NORM ? 0.0 : dxhat;
         s1[g] += dxhat * xhat;
         param_grad[n->weight][q] += n->dy[k] * xhat;
-        param_grad[n->bias][q] += n->dy[k];
+        if (n->bias >= 0) param_grad[n->bias][q] += n->dy[k];
     }
     for (k = 0; k < total; k++) {
         norm_place(n, k, &g, &q);
@@ -506,7 +511,7 @@ static void net_backward(const amp_batch* batch, double scale) {
             case AMP_OP_LINEAR: linear_backward(n, dx[0]); break;
             case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D: pool_run(n, dx[0]); break;
             case AMP_OP_UPSAMPLE: upsample_run(n, dx[0]); break;
-            case AMP_OP_BATCH_NORM: case AMP_OP_LAYER_NORM: norm_backward(n, dx[0]); break;
+            case AMP_OP_BATCH_NORM: case AMP_OP_LAYER_NORM: case AMP_OP_RMS_NORM: norm_backward(n, dx[0]); break;
             case AMP_OP_SOFTMAX: softmax_backward(n, dx[0]); break;
             case AMP_OP_ADD: for (k = 0; k < total; k++) { dx[0][k] = n->dy[k]; dx[1][k] = n->dy[k]; } break;
             case AMP_OP_MUL:
@@ -690,7 +695,7 @@ static void every_layer(void) {
     d = b_pool(c, AMP_POOL_MAX, 3, 2, 1, 0);
     e = b_pool(c, AMP_POOL_AVERAGE, 3, 2, 1, 1);
     d = b_norm(b_add(d, e), AMP_OP_LAYER_NORM, 0.01f);
-    d = b_same(d, AMP_OP_GELU);
+    d = b_norm(b_same(d, AMP_OP_GELU), AMP_OP_RMS_NORM, 0.01f);
     d = b_pool(d, AMP_POOL_AVERAGE, 2, 1, 1, 0);
     d = b_conv(d, 12, 1, 1, 0, 1, 12, 0);               /* depthwise */
     e = b_flatten(d);
@@ -757,7 +762,7 @@ static int random_layer(void) {
         return b_transposed(x, out, kernel, stride, 0, groups, stride - 1);
     if (kind < 6) return b_conv(x, out, kernel, stride, pad, 1, groups, test_random() % 4 == 0);
     if (kind == 6) return b_norm(x, AMP_OP_BATCH_NORM, 0.25f);
-    if (kind == 7) return b_norm(x, AMP_OP_LAYER_NORM, 0.25f);
+    if (kind == 7) return b_norm(x, test_random() % 2 ? AMP_OP_LAYER_NORM : AMP_OP_RMS_NORM, 0.25f);
     if (kind == 8 && small >= 2) return b_pool(x, AMP_POOL_MAX, 2, stride, 0, 0);
     if (kind == 9 && small >= 2) return b_pool(x, AMP_POOL_AVERAGE, 2, stride, 0, 0);
     if (kind == 10 && small > 1 && features(&net[x]) < 100) return b_upsample(x, 2 + (int)(test_random() % 2));
@@ -918,6 +923,7 @@ static amp_value layer_with_op(amp_model* m, amp_op op, amp_value x) {
         case AMP_OP_UPSAMPLE: return amp_max_pool2d(m, amp_upsample(m, x, 3), 4);
         case AMP_OP_BATCH_NORM: return amp_batch_norm(m, x);
         case AMP_OP_LAYER_NORM: return amp_layer_norm(m, x);
+        case AMP_OP_RMS_NORM: return amp_rms_norm(m, x);
         case AMP_OP_SOFTMAX: return amp_softmax(m, x);
         case AMP_OP_DROPOUT: return amp_dropout(m, x, 0.0f);
         case AMP_OP_LEAKY_RELU: return amp_leaky_relu(m, x, 0.1f);

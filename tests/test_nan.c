@@ -203,6 +203,13 @@ static void rows_of(amp_dtype t, amp_dtype o, int kind, size_t rows, size_t d) {
         finish_as("layer norm", &y, marks, d); finish_as("mean", &mean, marks, 1); finish_as("invstd", &inv, marks, 1);
     } else { finish("layer norm", &y); finish("mean", &mean); finish("invstd", &inv); }
     finish("layer norm backward", &dx); finish("dgamma", &dg); finish("dbeta", &db);
+    y = make(o, rows * d); dx = make(o, rows * d); inv = make(AMP_F32, rows); dg = make(o, d);
+    CHECK(amp_rms_norm_forward(amp_ref_of(x.p, t), amp_f32(g.p), 0, (float*)inv.p, amp_ref_of(y.p, o), rows, d, NULL) == AMP_OK);
+    CHECK(amp_rms_norm_backward(amp_ref_of(dy.p, t), amp_ref_of(x.p, t), amp_f32(g.p), 0.0f, (float*)inv.p,
+        amp_ref_of(dx.p, o), amp_ref_of(dg.p, o), 1, rows, d, NULL) == AMP_OK);
+    if (kind == 1) { finish_as("rms norm", &y, marks, d); finish_as("invstd", &inv, marks, 1); }
+    else { finish("rms norm", &y); finish("invstd", &inv); }
+    finish("rms norm backward", &dx); finish("dgamma", &dg);
     free(labels); free(x.p); free(dy.p); free(g.p);
 }
 static void batch_norm(amp_dtype t, amp_dtype o, int kind, int n, int channels, int spatial, int frozen) {

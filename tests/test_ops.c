@@ -360,6 +360,11 @@ static void check_special_norms(amp_dtype t, size_t n, size_t turn) {
     CHECK(amp_layer_norm_backward(amp_ref_of(dy.p, t), amp_ref_of(x.p, t), AMP_NONE, 0.0f,
         stats + 2 * n, stats + 2 * n + 2, amp_ref_of(dx.p, t), amp_f32(stats + 4 * n),
         amp_f32(stats + 5 * n), 0, 2, n, NULL) == AMP_OK);
+    finish(&y); finish(&dx);
+    y = special_buffer(t, 2 * n, 0); dx = special_buffer(t, 2 * n, 0);
+    CHECK(amp_rms_norm_forward(amp_ref_of(x.p, t), amp_f32(stats), 0, NULL, amp_ref_of(y.p, t), 2, n, NULL) == AMP_OK);
+    CHECK(amp_rms_norm_backward(amp_ref_of(dy.p, t), amp_ref_of(x.p, t), amp_f32(stats), 0.0f, NULL,
+        amp_ref_of(dx.p, t), amp_f32(stats + 4 * n), 1, 2, n, NULL) == AMP_OK);
     finish(&x); finish(&dy); finish(&y); finish(&dx); finish(&g);
 }
 static void test_special_values(void) {
@@ -1431,8 +1436,9 @@ static void test_norm_overflow(void) {
     }
 }
 
-static void check_layer_norm(amp_dtype t, amp_dtype pt, size_t rows, size_t d, double offset, int affine) {
-    const char* what = "layer norm";
+static void check_layer_norm(amp_dtype t, amp_dtype pt, size_t rows, size_t d, double offset, int affine, int rms) {
+    const char* what = rms ? "rms norm" : "layer norm";
+    const double eps = rms ? 1e-6 : 1e-5;
     buffer x = random_buffer(t, rows * d, 2), dy = random_buffer(t, rows * d, 1), y = make(t, rows * d),
            dx = make(t, rows * d);
     buffer gamma = random_buffer(pt, d, 1), beta = random_buffer(pt, d, 1), dg = make(pt, d),
@@ -1442,34 +1448,38 @@ static void check_layer_norm(amp_dtype t, amp_dtype pt, size_t rows, size_t d, d
     const void *gp = affine ? gamma.p : NULL, *bp = affine ? beta.p : NULL;
     size_t r, i;
     for (i = 0; i < rows * d; i++) put(&x, i, get(&x, i) + offset);
-    CHECK(
-        amp_layer_norm_forward(amp_ref_of(x.p, t), amp_ref_of(gp, pt), amp_ref_of(bp, pt), 0,
-            (float*)mean.p, (float*)inv.p, amp_ref_of(y.p, t), rows, d, NULL)
-        == AMP_OK);
-    CHECK(amp_layer_norm_backward(amp_ref_of(dy.p, t), amp_ref_of(x.p, t), amp_ref_of(gp, pt),
-        0.0f, (float*)mean.p, (float*)inv.p, amp_ref_of(dx.p, t), amp_ref_of(dg.p, pt),
-        amp_ref_of(db.p, pt), 0, rows, d, NULL)
-          == AMP_OK);
+    if (rms) {
+        CHECK(amp_rms_norm_forward(amp_ref_of(x.p, t), amp_ref_of(gp, pt), 0, (float*)inv.p, amp_ref_of(y.p, t), rows, d, NULL)
+            == AMP_OK);
+        CHECK(amp_rms_norm_backward(amp_ref_of(dy.p, t), amp_ref_of(x.p, t), amp_ref_of(gp, pt), 0.0f, (float*)inv.p,
+            amp_ref_of(dx.p, t), amp_ref_of(dg.p, pt), 0, rows, d, NULL) == AMP_OK);
+    } else {
+        CHECK(amp_layer_norm_forward(amp_ref_of(x.p, t), amp_ref_of(gp, pt), amp_ref_of(bp, pt), 0,
+            (float*)mean.p, (float*)inv.p, amp_ref_of(y.p, t), rows, d, NULL) == AMP_OK);
+        CHECK(amp_layer_norm_backward(amp_ref_of(dy.p, t), amp_ref_of(x.p, t), amp_ref_of(gp, pt),
+            0.0f, (float*)mean.p, (float*)inv.p, amp_ref_of(dx.p, t), amp_ref_of(dg.p, pt),
+            amp_ref_of(db.p, pt), 0, rows, d, NULL) == AMP_OK);
+    }
     for (r = 0; r < rows; r++) {
         norm q;
         double m = (double)d;
         memset(&q, 0, sizeof q);
 #define X get(&x, r * d + i)
 #define G (get(&dy, r * d + i) * (affine ? get(&gamma, i) : 1))
-        for (i = 0; i < d; i++) q.mean += X / m;
+        for (i = 0; i < d && !rms; i++) q.mean += X / m;
         for (i = 0; i < d; i++) q.var += (X - q.mean) * (X - q.mean) / m;
-        q.invstd = 1 / sqrt(q.var + 1e-5);
+        q.invstd = 1 / sqrt(q.var + eps);
         for (i = 0; i < d; i++) {
             double xhat = (X - q.mean) * q.invstd, w = get(&dy, r * d + i);
-            q.mean_g += G / m; q.mean_gx += G * xhat / m;
+            q.mean_g += rms ? 0 : G / m; q.mean_gx += G * xhat / m;
             q.size_g += fabs(G) / m; q.size_gx += fabs(G) * (xhat_error(&q, xhat) / u + fabs(xhat)) / m;
             sums[i] += w * xhat; sums[d + i] += w; sums[2 * d + i] += fabs(w) * xhat_error(&q, xhat);
         }
-        CLOSE(mean, r, q.mean, 0.0);
+        if (!rms) CLOSE(mean, r, q.mean, 0.0);
         CLOSE(inv, r, q.invstd, 2 * u * q.invstd);
         for (i = 0; i < d; i++) {
             double xhat = (X - q.mean) * q.invstd, g = affine ? get(&gamma, i) : 1,
-                   b = affine ? get(&beta, i) : 0, error;
+                   b = affine && !rms ? get(&beta, i) : 0, error;
             CLOSE(y, r * d + i, xhat * g + b, fabs(g) * xhat_error(&q, xhat) + u * fabs(xhat * g + b));
             error = 4 * u * (fabs(G) + q.size_g + fabs(xhat * q.mean_gx))
                     + xhat_error(&q, xhat) * fabs(q.mean_gx) + fabs(xhat) * u * q.size_gx;
@@ -1478,11 +1488,14 @@ static void check_layer_norm(amp_dtype t, amp_dtype pt, size_t rows, size_t d, d
     }
     for (i = 0; i < d; i++) {
         CLOSE(dg, i, sums[i], sums[2 * d + i] + u * fabs(sums[i]));
-        CLOSE(db, i, sums[d + i], u * fabs(sums[d + i]));
+        if (!rms) CLOSE(db, i, sums[d + i], u * fabs(sums[d + i]));
     }
     /* The same gradient once more, added to itself: twice as much, where that is not rounded. */
     for (i = 0; i < d; i++) sums[i] = get(&dg, i);
-    CHECK(amp_layer_norm_backward(amp_ref_of(dy.p, t), amp_ref_of(x.p, t), amp_ref_of(gp, pt),
+    if (rms)
+        CHECK(amp_rms_norm_backward(amp_ref_of(dy.p, t), amp_ref_of(x.p, t), amp_ref_of(gp, pt), 0.0f, (float*)inv.p,
+            AMP_NONE, amp_ref_of(dg.p, pt), 1, rows, d, NULL) == AMP_OK);
+    else CHECK(amp_layer_norm_backward(amp_ref_of(dy.p, t), amp_ref_of(x.p, t), amp_ref_of(gp, pt),
         0.0f, (float*)mean.p, (float*)inv.p, AMP_NONE, amp_ref_of(dg.p, pt), amp_ref_of(db.p, pt),
         1, rows, d, NULL) == AMP_OK);
     for (i = 0; i < d && pt == AMP_F32; i++) CHECK(get(&dg, i) == 2 * sums[i]);
@@ -1503,16 +1516,57 @@ static void test_layer_norm(void) {
     size_t s;
     for (a = 0; a < 3; a++)
         for (b = 0; b < 3; b++)
-            for (s = 0; s < SIZES; s++) check_layer_norm(TYPES[a], TYPES[b], 3, sizes[s], 0, s % 4 != 3);
-    check_layer_norm(AMP_F32, AMP_F32, 5, 100, 10000, 1);
+            for (s = 0; s < SIZES; s++) {
+                check_layer_norm(TYPES[a], TYPES[b], 3, sizes[s], 0, s % 4 != 3, 0);
+                check_layer_norm(TYPES[a], TYPES[b], 3, sizes[s], (double)(s % 3), s % 4 != 3, 1);
+            }
+    check_layer_norm(AMP_F32, AMP_F32, 5, 100, 10000, 1, 0);
+    check_layer_norm(AMP_F32, AMP_F32, 5, 100, 10000, 1, 1);
+}
+/* RMS norm is layer norm about a mean of 0: the same y and dgamma, bit by bit, where rows have such a mean; and
+   sums that are shared, in a workspace or not, are the same. */
+static void test_rms_norm_is_layer_norm(void) {
+    static const size_t rows[] = { 1, 7, 300, 5 }, widths[] = { 2, 34, 20, 2050 };
+    size_t i, k;
+    int t;
+    for (t = 0; t < 3; t++)
+        for (i = 0; i < 4; i++) {
+            const size_t n = rows[i], d = widths[i];
+            buffer x = random_buffer(TYPES[t], n * d, 2), dy = random_buffer(TYPES[t], n * d, 1), gamma = random_buffer(AMP_F32, d, 1);
+            buffer y[2], dg[3], inv[2], mean = make(AMP_F32, n), dx = make(AMP_F32, n * d);
+            amp_exec e = norm_exec(n, d);
+            for (k = 0; k < n * d; k += 2) put(&x, k + 1, -get(&x, k));
+            for (k = 0; k < 2; k++) { y[k] = make(AMP_BF16, n * d); inv[k] = make(AMP_F32, n); }
+            for (k = 0; k < 3; k++) dg[k] = make(AMP_F32, d);
+            CHECK(amp_layer_norm_forward(amp_ref_of(x.p, x.t), amp_f32(gamma.p), AMP_NONE, 0.1f, (float*)mean.p, (float*)inv[0].p,
+                amp_ref_of(y[0].p, AMP_BF16), n, d, NULL) == AMP_OK);
+            CHECK(amp_rms_norm_forward(amp_ref_of(x.p, x.t), amp_f32(gamma.p), 0.1f, (float*)inv[1].p,
+                amp_ref_of(y[1].p, AMP_BF16), n, d, NULL) == AMP_OK);
+            CHECK(same(&y[0], &y[1]) && same(&inv[0], &inv[1]));
+            CHECK(amp_layer_norm_backward(amp_ref_of(dy.p, dy.t), amp_ref_of(x.p, x.t), amp_f32(gamma.p), 0.0f, (float*)mean.p,
+                (float*)inv[0].p, AMP_NONE, amp_f32(dg[0].p), AMP_NONE, 0, n, d, NULL) == AMP_OK);
+            for (k = 0; k < 2; k++) {
+                CHECK(amp_rms_norm_backward(amp_ref_of(dy.p, dy.t), amp_ref_of(x.p, x.t), amp_f32(gamma.p), 0.1f,
+                    k ? (float*)inv[1].p : NULL, amp_f32(dx.p), amp_f32(dg[1 + k].p), 0, n, d, k ? &e : NULL) == AMP_OK);
+                CHECK(same(&dg[0], &dg[1 + k]));
+            }
+            free(e.workspace);
+            for (k = 0; k < 2; k++) { finish(&y[k]); finish(&inv[k]); }
+            for (k = 0; k < 3; k++) finish(&dg[k]);
+            finish(&x); finish(&dy); finish(&gamma); finish(&mean); finish(&dx);
+        }
 }
 
 /* With AMP_ACCUMULATE_INPUT a norm's dx is what it overwrites else, as FP32, added to the old value and rounded once; the
    parameters' gradients are as without. spatial: that of batch norm over (rows, d, spatial), 0 = layer norm. */
+/* spatial: 0 is a layer norm, or frozen an RMS norm. */
 typedef struct norm_call { const buffer *dy, *x, *gamma; const float *mean, *inv; size_t rows, d; int spatial, frozen; } norm_call;
 static amp_result norm_backward(const norm_call* v, void* dx, amp_dtype dxt, void* dg, void* db, int accumulate,
                                 const amp_exec* e) {
     amp_batch_norm_shape s;
+    if (v->spatial == 0 && v->frozen)
+        return amp_rms_norm_backward(amp_ref_of(v->dy->p, v->dy->t), amp_ref_of(v->x->p, v->x->t), amp_f32(v->gamma->p),
+            0.0f, v->inv, amp_ref_of(dx, dxt), amp_f32(dg), accumulate, v->rows, v->d, e);
     if (v->spatial == 0)
         return amp_layer_norm_backward(amp_ref_of(v->dy->p, v->dy->t),
             amp_ref_of(v->x->p, v->x->t), amp_f32(v->gamma->p), 0.0f, v->mean, v->inv,
@@ -1562,7 +1616,8 @@ static void test_added_norms(void) {
     size_t i;
     int a;
     for (i = 0; i < sizeof layers / sizeof layers[0]; i++)
-        for (a = 0; a < 4; a++) check_added_norm(TYPES[a % 3], TYPES[a == 3 ? 1 : a], layers[i][0], layers[i][1], 0, 0);
+        for (a = 0; a < 8; a++)
+            check_added_norm(TYPES[a / 2 % 3], TYPES[a / 2 == 3 ? 1 : a / 2], layers[i][0], layers[i][1], 0, a % 2);
     for (i = 0; i < sizeof batches / sizeof batches[0]; i++)
         for (a = 0; a < 8; a++)
             check_added_norm(TYPES[a / 2 % 3], TYPES[a / 2 == 3 ? 1 : a / 2], (size_t)batches[i][0], (size_t)batches[i][1],
@@ -2073,7 +2128,9 @@ static void test_layer_norm_of_nothing(void) {
             }
     CHECK(amp_layer_norm_backward(AMP_NONE, AMP_NONE, AMP_NONE, 0.0f, NULL, NULL, amp_f32(&dx),
         AMP_NONE, AMP_NONE, 0, 0, 8, NULL) == AMP_OK);
-    CHECK(y == 42 && mean == 42 && invstd == 42 && dx == 42);
+    CHECK(amp_rms_norm_forward(AMP_NONE, AMP_NONE, 0, &invstd, amp_f32(&y), 0, 8, NULL) == AMP_OK);
+    CHECK(amp_rms_norm_backward(AMP_NONE, AMP_NONE, AMP_NONE, 0.0f, NULL, amp_f32(&dx), amp_f32(dgamma), 0, 0, 8, NULL) == AMP_OK);
+    CHECK(dgamma[0] == 0 && y == 42 && mean == 42 && invstd == 42 && dx == 42);
 }
 
 static void test_refusals(void) {
@@ -2151,6 +2208,12 @@ static void test_refusals(void) {
     REFUSED(amp_layer_norm_backward(amp_f32(x), amp_f32(x), AMP_NONE, -1.0f, NULL, NULL, amp_f32(y),
         AMP_NONE, AMP_NONE, 0, 2, 4, &e),
             AMP_ERR_DESC, "layer norm backward: eps -1 must be");
+    REFUSED(amp_rms_norm_forward(amp_f32(x), AMP_NONE, 0, NULL, amp_f32(y), 4, 0, &e), AMP_ERR_SHAPE,
+        "rms norm: rows of no elements");
+    REFUSED(amp_rms_norm_backward(amp_f32(x), amp_f32(x), AMP_NONE, -1.0f, NULL, amp_f32(y), AMP_NONE, 0, 2, 4, &e),
+        AMP_ERR_DESC, "rms norm backward: eps -1 must be");
+    REFUSED(amp_rms_norm_backward(amp_f32(x), AMP_NONE, AMP_NONE, 0, NULL, amp_f32(y), AMP_NONE, 0, 2, 4, &e),
+        AMP_ERR_ARGUMENT, "rms norm backward: x is NULL");
     REFUSED(
         amp_batch_norm_forward(NULL, 1, amp_f32(x), AMP_NONE, AMP_NONE, NULL, NULL, y, y,
             amp_f32(y), &e),
@@ -2590,6 +2653,7 @@ static void run_all(void) {
     TEST(test_frozen_norm);
     TEST(test_norm_overflow);
     TEST(test_layer_norm);
+    TEST(test_rms_norm_is_layer_norm);
     TEST(test_added_norms);
     TEST(test_norm_pivot);
     TEST(test_sum_order);

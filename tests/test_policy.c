@@ -66,7 +66,8 @@ static const struct { amp_op op; const char* name; const char* rules; } table[] 
     { AMP_OP_UPSAMPLE,              "upsample",              "F.LL" },
     { AMP_OP_CUSTOM,                "custom",                "FFFL" },
     { AMP_OP_MEAN,                  "mean",                  "FFFF" },
-    { AMP_OP_CONV_TRANSPOSE2D,      "conv_transpose2d",      "FLLL" }
+    { AMP_OP_CONV_TRANSPOSE2D,      "conv_transpose2d",      "FLLL" },
+    { AMP_OP_RMS_NORM,              "rms_norm",              "FFFL" }
 };
 enum { OPS = sizeof table / sizeof *table };
 
@@ -115,23 +116,23 @@ static void test_no_desc_is_O0(void) {
    statistics of norms are FP32 inside.
    OneFlow 0.9, auto_mixed_precision_lists.cpp: white matmul and conv2d; gray avg_pool, add, multiply, layer_norm, dropout, softmax,
    gelu, tanh, sigmoid and normalization; clear max_pool, relu, concat and flatten. Of the operators that it lacks, 1.0 has
-   silu as gray, upsample_nearest_2d as clear; what is in no list is FP32. */
+   silu and rms_norm as gray, upsample_nearest_2d as clear; what is in no list is FP32. */
 static const struct {
     amp_style style; const char* name; int level; const char* rules; int cast_back, masters;
 } styles[] = {
-    /*                                   i c l m a b l r g t s s d a c f x m b g s h l m u c m t */
-    { AMP_STYLE_PYTORCH,   "pytorch", 1,   ". L L . . . F . . . . F . P P . F F F . . . . P . F F L", 0, 1 },
-    { AMP_STYLE_PYTORCH,   "pytorch", 2,   ". L L L L F F L L L L L L L L . F F F L L L L L L F F L", 0, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 1, ". L L . . . F L . . . F . P P . F F F . . . . P . F F L", 1, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 2, ". L L L L F F L L L L L L L L . F F F L L L L L L F F L", 0, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 3, ". L L L L L L L L L L L L L L . F F F L L L L L L L F L", 0, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 0, ". F F F F F F F F F F F F F F . F F F F F F F F F F F F", 0, 1 },
-    { AMP_STYLE_APEX,      "apex", 1,      ". L L . . . F . F . . F . P P . F F F F . . . P F F F L", 0, 1 },
-    { AMP_STYLE_APEX,      "apex", 2,      ". L L L L F L L L L L L L L L . F F F L L L L L L F F L", 0, 1 },
-    { AMP_STYLE_APEX,      "apex", 3,      ". L L L L L L L L L L L L L L . F F F L L L L L L L F L", 0, 0 },
-    { AMP_STYLE_NNABLA,    "nnabla", 2,    ". L L L L L L L L L L F L L L . F F F L L L L L L F F L", 0, 1 },
-    { AMP_STYLE_ONEFLOW,   "oneflow", 1,   ". L L . G G G . G G G G G G . . F F F G G F F G . F F F", 0, 1 },
-    { AMP_STYLE_ONEFLOW,   "oneflow", 0,   ". F F F F F F F F F F F F F F . F F F F F F F F F F F F", 0, 1 },
+    /*                                   i c l m a b l r g t s s d a c f x m b g s h l m u c m t r */
+    { AMP_STYLE_PYTORCH,   "pytorch", 1,   ". L L . . . F . . . . F . P P . F F F . . . . P . F F L F", 0, 1 },
+    { AMP_STYLE_PYTORCH,   "pytorch", 2,   ". L L L L F F L L L L L L L L . F F F L L L L L L F F L F", 0, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 1, ". L L . . . F L . . . F . P P . F F F . . . . P . F F L F", 1, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 2, ". L L L L F F L L L L L L L L . F F F L L L L L L F F L L", 0, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 3, ". L L L L L L L L L L L L L L . F F F L L L L L L L F L L", 0, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 0, ". F F F F F F F F F F F F F F . F F F F F F F F F F F F F", 0, 1 },
+    { AMP_STYLE_APEX,      "apex", 1,      ". L L . . . F . F . . F . P P . F F F F . . . P F F F L F", 0, 1 },
+    { AMP_STYLE_APEX,      "apex", 2,      ". L L L L F L L L L L L L L L . F F F L L L L L L F F L L", 0, 1 },
+    { AMP_STYLE_APEX,      "apex", 3,      ". L L L L L L L L L L L L L L . F F F L L L L L L L F L L", 0, 0 },
+    { AMP_STYLE_NNABLA,    "nnabla", 2,    ". L L L L L L L L L L F L L L . F F F L L L L L L F F L L", 0, 1 },
+    { AMP_STYLE_ONEFLOW,   "oneflow", 1,   ". L L . G G G . G G G G G G . . F F F G G F F G . F F F G", 0, 1 },
+    { AMP_STYLE_ONEFLOW,   "oneflow", 0,   ". F F F F F F F F F F F F F F . F F F F F F F F F F F F F", 0, 1 },
 };
 
 static void test_styles(void) {
@@ -214,7 +215,7 @@ static void test_overrides(void) {
         d.keep_batchnorm_fp32 = 1;
         p = policy_of(d);
         CHECK(p.rules[AMP_OP_BATCH_NORM] == AMP_RULE_FP32 && p.reasons[AMP_OP_BATCH_NORM] == AMP_REASON_KEEP_BN);
-        CHECK(p.rules[AMP_OP_LAYER_NORM] == (level == 2 ? AMP_RULE_FP32 : AMP_RULE_LOW));
+        CHECK(p.rules[AMP_OP_RMS_NORM] == p.rules[AMP_OP_LAYER_NORM] && p.rules[AMP_OP_LAYER_NORM] == (level == 2 ? AMP_RULE_FP32 : AMP_RULE_LOW));
         d.keep_batchnorm_fp32 = AMP_ZERO;
         p = policy_of(d);
         CHECK(p.rules[AMP_OP_BATCH_NORM] == AMP_RULE_LOW && p.reasons[AMP_OP_BATCH_NORM] == AMP_REASON_KEEP_BN);
@@ -306,8 +307,8 @@ static void test_lists_out(void) {
     out[0] = AMP_OP_MSE;
     CHECK(memcmp(&p, &before, sizeof p) == 0);
     n = amp_policy_black_list(&p, out, AMP_OP_COUNT);
-    CHECK(n == 7 && out[0] == AMP_OP_LAYER_NORM && out[1] == AMP_OP_SOFTMAX && out[4] == AMP_OP_BCE_WITH_LOGITS
-        && out[5] == AMP_OP_CUSTOM && out[6] == AMP_OP_MEAN);
+    CHECK(n == 8 && out[0] == AMP_OP_LAYER_NORM && out[1] == AMP_OP_SOFTMAX && out[4] == AMP_OP_BCE_WITH_LOGITS
+        && out[5] == AMP_OP_CUSTOM && out[6] == AMP_OP_MEAN && out[7] == AMP_OP_RMS_NORM);
     out[1] = AMP_OP_RELU;
     CHECK(amp_policy_white_list(&p, out, 1) == 3 && out[0] == AMP_OP_CONV2D && out[1] == AMP_OP_RELU);
     CHECK(amp_policy_white_list(&p, NULL, 0) == 3);

@@ -903,9 +903,11 @@ static const size_t WIDTHS[] = { 1, 2, 7, 8, 9, 31, 255, 256, 257, 1000, 1023, 1
 static size_t rows_for(size_t d) { return d < 300 ? 11 : d < 2000 ? 3 : 2; }
 
 /* Of each row: the mean errs by 3 u of the mean magnitude, and by its rounding; a difference by 2 u of itself and of
-   the mean's rounding, so the squares' mean by 8 u, and by the square of the mean's error. */
-static Moments row_moments(const Tensor& x, size_t start, size_t d) {
+   the mean's rounding, so the squares' mean by 8 u, and by the square of the mean's error. RMS norm's mean is 0. */
+static Moments row_moments(const Tensor& x, size_t start, size_t d, int rms) {
     double mean = 0, var = 0, size = 0;
+    for (size_t i = 0; i < d && rms; i++) var += pow((double)x[start + i], 2) / (double)d;
+    if (rms) return { 0, var, 0, 8 * U * var };
     for (size_t i = 0; i < d; i++) mean += (double)x[start + i] / (double)d;
     for (size_t i = 0; i < d; i++) size += fabs((double)x[start + i]) / (double)d;
     for (size_t i = 0; i < d; i++) var += pow((double)x[start + i] - mean, 2) / (double)d;
@@ -921,34 +923,37 @@ static void fill_rows(Tensor& x, size_t d) {
 }
 
 static void check_layer_norm_forward(size_t rows, size_t d, amp_dtype a, amp_dtype p, amp_dtype b, int params, int save,
-                                     size_t shift) {
+                                     size_t shift, int rms = 0) {
+    const double eps = rms ? 1e-6 : 1e-5;
     Tensor x(a, rows * d, shift), y(b, rows * d, shift), gamma(p, d, 1), beta(p, d, 2), mean(AMP_F32, rows),
         invstd(AMP_F32, rows);
     Bounded by, bm, bi;
     fill_rows(x, d);
     gamma.fill(ordinary);
     beta.fill(ordinary);
-    CHECK(cuda->layer_norm_forward(amp_ref_of(x.dev, a),
-        amp_ref_of(params ? gamma.dev : nullptr, p), amp_ref_of(params ? beta.dev : nullptr, p),
-        0.0f, save ? mean.floats() : nullptr, save ? invstd.floats() : nullptr,
-        amp_ref_of(y.dev, b), rows, d, nullptr) == AMP_OK);
+    const amp_ref xr = amp_ref_of(x.dev, a), g = amp_ref_of(params ? gamma.dev : nullptr, p), yr = amp_ref_of(y.dev, b);
+    float* save_invstd = save ? invstd.floats() : nullptr;
+    CHECK((rms ? cuda->rms_norm_forward(xr, g, 0.0f, save_invstd, yr, rows, d, nullptr)
+        : cuda->layer_norm_forward(xr, g, amp_ref_of(params ? beta.dev : nullptr, p), 0.0f,
+            save ? mean.floats() : nullptr, save_invstd, yr, rows, d, nullptr)) == AMP_OK);
     for (size_t r = 0; r < rows; r++) {
-        const Moments m = row_moments(x, r * d, d);
+        const Moments m = row_moments(x, r * d, d, rms);
         for (size_t i = 0; i < d; i++)
-            normalise(by, m, 1e-5, (double)x[r * d + i], params ? (double)gamma[i] : 1, params ? (double)beta[i] : 0);
+            normalise(by, m, eps, (double)x[r * d + i], params ? (double)gamma[i] : 1,
+                      params && !rms ? (double)beta[i] : 0);
         bm.add(m.mean, m.e_mean);
-        bi.add(1 / sqrt(m.var + 1e-5), (m.e_var / (m.var + 1e-5) / 2 + 2 * U) / sqrt(m.var + 1e-5));
+        bi.add(1 / sqrt(m.var + eps), (m.e_var / (m.var + eps) / 2 + 2 * U) / sqrt(m.var + eps));
     }
-    check_bounded("layer norm", y, by);
+    check_bounded(rms ? "rms norm" : "layer norm", y, by);
     if (!save) return;
-    check_bounded("layer norm, mean", mean, bm);
-    check_bounded("layer norm, invstd", invstd, bi);
+    if (!rms) check_bounded("layer norm, mean", mean, bm);
+    check_bounded(rms ? "rms norm, invstd" : "layer norm, invstd", invstd, bi);
 }
 
 /* The slopes as those of batch norm, over g = dy * gamma. The parameters' gradients: dy * ((x - mean) * invstd), of
    which four are added in float, then in double, each part rounded: 2 + 4 + 1 roundings, 3 + 1 of dy's sum. */
 static void check_layer_norm_backward(size_t rows, size_t d, amp_dtype a, amp_dtype p, amp_dtype b, int params,
-                                      size_t shift) {
+                                      size_t shift, int rms = 0) {
     Tensor x(a, rows * d, shift), dy(b, rows * d, shift), dx(a, rows * d, shift), gamma(p, d, 1), mean(AMP_F32, rows),
         invstd(AMP_F32, rows), dgamma(p, d, 3), dbeta(p, d);
     Bounded bx, bg(d), bb(d);
@@ -961,12 +966,13 @@ static void check_layer_norm_backward(size_t rows, size_t d, amp_dtype a, amp_dt
     dbeta.fill(ordinary);
     mean.fill(ordinary);
     invstd.fill([](size_t) { return 2.0f + test_uniform(); });
-    CHECK(cuda->layer_norm_backward(amp_ref_of(dy.dev, b), amp_ref_of(x.dev, a),
-        amp_ref_of(params ? gamma.dev : nullptr, p), 0.0f, mean.floats(), invstd.floats(),
-        amp_ref_of(dx.dev, a), amp_ref_of(dgamma.dev, p), amp_ref_of(dbeta.dev, p), accumulate,
-        rows, d, nullptr) == AMP_OK);
+    const amp_ref dyr = amp_ref_of(dy.dev, b), xr = amp_ref_of(x.dev, a), g = amp_ref_of(params ? gamma.dev : nullptr, p);
+    const amp_ref dxr = amp_ref_of(dx.dev, a), dgr = amp_ref_of(dgamma.dev, p);
+    CHECK((rms ? cuda->rms_norm_backward(dyr, xr, g, 0.0f, invstd.floats(), dxr, dgr, accumulate, rows, d, nullptr)
+        : cuda->layer_norm_backward(dyr, xr, g, 0.0f, mean.floats(), invstd.floats(), dxr, dgr,
+            amp_ref_of(dbeta.dev, p), accumulate, rows, d, nullptr)) == AMP_OK);
     for (size_t r = 0; r < rows; r++) {
-        const double m = (double)mean[r], s = (double)invstd[r];
+        const double m = rms ? 0 : (double)mean[r], s = (double)invstd[r];
         double sum = 0, dot = 0, size = 0, weight = 0;
         for (size_t i = 0; i < d; i++) {
             const double w = (double)dy[r * d + i], v = (double)x[r * d + i], g = w * (params ? (double)gamma[i] : 1);
@@ -979,8 +985,8 @@ static void check_layer_norm_backward(size_t rows, size_t d, amp_dtype a, amp_dt
             bb.value[i] += w;
             bb.error[i] += 4 * U * fabs(w);
         }
-        const double n = (double)d, ma = sum / n, mb = dot * s * s / n;
-        const double ea = U * (4 * size / n + fabs(ma)), eb = U * (6 * weight * s * s / n + fabs(mb));
+        const double n = (double)d, ma = rms ? 0 : sum / n, mb = dot * s * s / n;
+        const double ea = rms ? 0 : U * (4 * size / n + fabs(ma)), eb = U * (6 * weight * s * s / n + fabs(mb));
         for (size_t i = 0; i < d; i++) {
             const double g = (double)dy[r * d + i] * (params ? (double)gamma[i] : 1), v = (double)x[r * d + i];
             const double inner = g - ma - (v - m) * mb;
@@ -990,9 +996,9 @@ static void check_layer_norm_backward(size_t rows, size_t d, amp_dtype a, amp_dt
     }
     for (size_t i = 0; i < d; i++) bg.error[i] += U * fabs(bg.value[i]);
     for (size_t i = 0; i < d; i++) bb.error[i] += U * fabs(bb.value[i]);
-    check_bounded("layer norm, dx", dx, onto(bx, dx, input));
-    check_bounded("layer norm, dgamma", dgamma, onto(bg, dgamma, params));
-    check_bounded("layer norm, dbeta", dbeta, onto(bb, dbeta, params));
+    check_bounded(rms ? "rms norm, dx" : "layer norm, dx", dx, onto(bx, dx, input));
+    check_bounded(rms ? "rms norm, dgamma" : "layer norm, dgamma", dgamma, onto(bg, dgamma, params));
+    if (!rms) check_bounded("layer norm, dbeta", dbeta, onto(bb, dbeta, params));
 }
 
 static void test_layer_norm() {
@@ -1007,6 +1013,20 @@ static void test_layer_norm() {
             check_layer_norm_forward(9, 77, a, p, b, params, 1, 5);
             check_layer_norm_backward(9, 77, a, p, b, params, 5);
         }
+}
+static void test_rms_norm() {
+    for (size_t d : WIDTHS)
+        for (int variant : { 0, 1 }) {
+            const amp_dtype a = variant ? AMP_F16 : AMP_F32, p = variant ? AMP_BF16 : AMP_F32;
+            check_layer_norm_forward(rows_for(d), d, a, p, a, 1, variant, (size_t)variant * 3, 1);
+            check_layer_norm_backward(rows_for(d), d, a, p, AMP_F32, variant, (size_t)variant * 3, 1);
+        }
+    for (amp_dtype a : TYPES)
+        for (int params : { 0, 1 }) {
+            check_layer_norm_forward(9, 77, a, AMP_F32, AMP_BF16, params, 1, 5, 1);
+            check_layer_norm_backward(9, 77, a, AMP_F32, AMP_BF16, params, 5, 1);
+        }
+    check_layer_norm_backward(515, 265, AMP_F16, AMP_F32, AMP_F32, 1, 0, 1);
 }
 /* Rows in one part, in some, in the most. The workspace changes who adds, not the bits. */
 static void test_layer_norm_columns() {
@@ -1499,6 +1519,18 @@ static void test_layer_norm_without_statistics() {
             results[anew][0] = dx.get(); results[anew][1] = dgamma.get(); results[anew][2] = dbeta.get();
         }
         for (int i = 0; i < 3; i++) CHECK_MSG(results[0][i] == results[1][i] && results[0][i] == results[2][i], "%zu rows, %d", rows, i);
+
+        /* RMS norm */
+        CHECK(cuda->rms_norm_forward(xr, AMP_NONE, 0.01f, invstd.floats(), amp_ref_of(y.dev, AMP_F16), rows, d, nullptr) == AMP_OK);
+        for (int anew : { 0, 1 }) {
+            Tensor dx(AMP_F16, rows * d), dgamma(AMP_F32, d);
+            amp_exec exec = quiet_exec();
+            Workspace w(&exec, bytes, 4);
+            CHECK(cuda->rms_norm_backward(dyr, xr, AMP_NONE, 0.01f, anew ? nullptr : invstd.floats(),
+                amp_ref_of(dx.dev, AMP_F16), amp_f32(dgamma.floats()), 0, rows, d, &exec) == AMP_OK);
+            results[anew][0] = dx.get(); results[anew][1] = dgamma.get();
+        }
+        CHECK(results[0][0] == results[1][0] && results[0][1] == results[1][1]);
     }
 }
 /* As test_cross_entropy_rows_apart of test_ops.c: losses and gradients of the rows that count are those
@@ -1884,6 +1916,17 @@ static const Operator OPERATORS[] = {
               0.0f, c.f, c.g, amp_ref_of(c.out, c.t), AMP_NONE, AMP_NONE, 0, 4, 4, c.exec);
       },
       "x", "dy", 0, "dx", "save_mean", 0, 0, 1, 0 },
+    { "rms_norm_forward",
+      [](const Call& c) {
+          return cuda->rms_norm_forward(amp_ref_of(c.x, c.t), amp_ref_of(c.y, AMP_F32), 0, c.f, amp_ref_of(c.out, c.t), 4, 4, c.exec);
+      },
+      "x", 0, 0, "y", "save_invstd", 0, 0, 0, 1 },
+    { "rms_norm_backward",
+      [](const Call& c) {
+          return cuda->rms_norm_backward(amp_ref_of(c.y, c.t), amp_ref_of(c.x, c.t), AMP_NONE,
+              0.0f, c.f, amp_ref_of(c.out, c.t), AMP_NONE, 0, 4, 4, c.exec);
+      },
+      "x", "dy", 0, "dx", "save_invstd", 0, 0, 1, 0 },
     { "activation_forward",
       [](const Call& c) { return cuda->activation_forward(AMP_TANH, amp_ref_of(c.x, c.t),
           amp_ref_of(c.out, c.t), 16, c.exec); }, "x", 0, 0,
@@ -2054,6 +2097,11 @@ static void test_number_errors() {
     CHECK_REFUSED(log, AMP_ERR_SHAPE, "rows of no elements",
                   cuda->layer_norm_backward(amp_ref_of(x.dev, AMP_F32), amp_ref_of(x.dev, AMP_F32), AMP_NONE, 0.0f,
                       f.floats(), f.floats(), amp_ref_of(out.dev, AMP_F32), AMP_NONE, AMP_NONE, 0, 8, 0, e));
+    CHECK_REFUSED(log, AMP_ERR_DESC, "amp_cuda_rms_norm_forward: eps -1",
+                  cuda->rms_norm_forward(amp_ref_of(x.dev, AMP_F32), AMP_NONE, -1.0f, nullptr, amp_ref_of(out.dev, AMP_F32), 8, 8, e));
+    CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "amp_cuda_rms_norm_backward: save_invstd is NULL",
+                  cuda->rms_norm_backward(amp_ref_of(x.dev, AMP_F32), amp_ref_of(x.dev, AMP_F32), AMP_NONE, 0.0f, nullptr,
+                      amp_ref_of(out.dev, AMP_F32), AMP_NONE, 0, 8, 8, e));
     CHECK_REFUSED(log, AMP_ERR_DESC, "99 is not",
                   cuda->activation_forward((amp_activation)99, amp_ref_of(x.dev, AMP_F32), amp_ref_of(out.dev, AMP_F32),
                       64, e));
@@ -2170,6 +2218,7 @@ int main(int argc, char** argv) {
     TEST(test_norm_special);
     TEST(test_layer_norm);
     TEST(test_layer_norm_columns);
+    TEST(test_rms_norm);
     TEST(test_layer_norm_of_nothing);
     TEST(test_softmax);
     TEST(test_row_turns);

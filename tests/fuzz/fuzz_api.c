@@ -437,7 +437,7 @@ static void try_rows(void) {
     amp_dtype t[4];
     amp_exec exec;
     void *x, *gamma, *beta, *a, *b, *c;
-    int i, which = (int)below(6);
+    int i, which = (int)below(8);
     for (i = 0; i < 4; i++) t[i] = type();
     count_in((double)rows * (double)d);
     if (rows > LARGEST / 8 || d > LARGEST / 8) count_in((double)LARGEST);
@@ -457,6 +457,16 @@ static void try_rows(void) {
             amp_ref_of(gamma, t[1]), 0.0f, (const float*)a, (const float*)b,
             amp_ref_of(operand(n, t[2], OUTPUT), t[2]), amp_ref_of(c, t[2]),
             amp_ref_of(operand(d, t[2], OUTPUT), t[2]), number(0, 2), rows, d, some_exec(&exec)));
+    } else if (which == 6) {
+        gamma = operand(d, t[1], INPUT); a = operand(rows, AMP_F32, OUTPUT);
+        settle_sized(amp_rms_norm_forward(amp_ref_of(x, t[0]), amp_ref_of(gamma, t[1]), number_f(), (float*)a,
+            amp_ref_of(operand(n, t[2], OUTPUT), t[2]), rows, d, some_exec(&exec)));
+    } else if (which == 7) {
+        gamma = operand(d, t[1], INPUT); beta = operand(n, t[3], INPUT);
+        a = operand(rows, AMP_F32, INPUT); c = operand(d, t[2], OUTPUT);
+        settle_sized(amp_rms_norm_backward(amp_ref_of(beta, t[3]), amp_ref_of(x, t[0]), amp_ref_of(gamma, t[1]), 0.0f,
+            (const float*)a, amp_ref_of(operand(n, t[2], OUTPUT), t[2]), amp_ref_of(c, t[2]), number(0, 2), rows, d,
+            some_exec(&exec)));
     } else if (which == 2) {
         settle_sized(amp_softmax_forward(amp_ref_of(x, t[0]),
             amp_ref_of(operand(n, t[1], OUTPUT), t[1]), rows, d, some_exec(&exec)));
@@ -916,7 +926,11 @@ static amp_value add_norm(amp_model* m) {
     d.eps = byte() < 200 ? 0.0f : number_f();
     d.momentum = byte() < 200 ? 0.0f : number_f();
     d.frozen = byte() & 1;
-    return byte() & 1 ? amp_batch_norm_with(m, some_value(), &d) : amp_layer_norm_with(m, some_value(), &d);
+    switch (byte() % 3) {
+        case 0: return amp_batch_norm_with(m, some_value(), &d);
+        case 1: return amp_layer_norm_with(m, some_value(), &d);
+        default: return amp_rms_norm_with(m, some_value(), &d);
+    }
 }
 static amp_value add_loss(amp_model* m) {
     static float class_weights[1u << 20];      /* as many as the allocator has room for */

@@ -397,7 +397,7 @@ static amp_result try_batch_norm(void) {
 }
 static amp_result try_rows(void) {
     const amp_dtype xt = some_type(), pt = like(AMP_F32), yt = like(xt), dt = like(xt);
-    const unsigned which = below(6);
+    const unsigned which = below(8);
     const int add = some_sums();
     const size_t few = 16384, total_more = below(40), column = total_more ? below((unsigned)total_more) : 0;
     size_t rows = some_size(), d = below(16) ? some_size() : 2000 + below(4000), one = below(8) ? 25 : 2, n;
@@ -430,8 +430,15 @@ static amp_result try_rows(void) {
         return amp_layer_norm_forward(amp_ref_of(x, xt), amp_ref_of(gamma, pt),
             amp_ref_of(beta, pt), 0.0f, save, invstd, amp_ref_of(y, yt), rows, d, some_exec(0));
     }
+    if (which == 6) {
+        y = out(n, yt); invstd = (float*)maybe(rows, AMP_F32, OUTPUT);
+        return amp_rms_norm_forward(amp_ref_of(x, xt), amp_ref_of(gamma, pt), 0.0f, invstd, amp_ref_of(y, yt), rows, d, some_exec(0));
+    }
     y = in(n, yt); save = in_f(rows); invstd = (float*)positive(rows, AMP_F32, INPUT);
     beta = maybe(d, pt, OUTPUT);
+    if (which == 7)
+        return amp_rms_norm_backward(amp_ref_of(y, yt), amp_ref_of(x, xt), amp_ref_of(gamma, pt), 0.0f, invstd,
+            amp_ref_of(out(n, dt), dt), amp_ref_of(beta, pt), add, rows, d, some_exec(amp_layer_norm_workspace(rows, d)));
     return amp_layer_norm_backward(amp_ref_of(y, yt), amp_ref_of(x, xt), amp_ref_of(gamma, pt),
         0.0f, save, invstd, amp_ref_of(out(n, dt), dt), amp_ref_of(beta, pt),
         amp_ref_of(maybe(d, pt, OUTPUT), pt), add, rows, d,

@@ -90,7 +90,8 @@ FORMS = {
     "conv2d_forward": ".rrrr.", "conv2d_backward": ".rrrrrr..",
     "conv_transpose2d_forward": ".rrrr.", "conv_transpose2d_backward": ".rrrrrr..", "pool2d_forward": ".rr.", "pool2d_backward": ".rrr0.",
     "batch_norm_forward": "..rg....r.", "batch_norm_backward": ".rrr..rg..", "layer_norm_forward": "rg...r...",
-    "layer_norm_backward": "rrrf..rg....", "activation_forward": ".rr..", "activation_backward": ".rrr0..",
+    "layer_norm_backward": "rrrf..rg....", "rms_norm_forward": "rr..r...", "rms_norm_backward": "rrrf.rr....",
+    "activation_forward": ".rr..", "activation_backward": ".rrr0..",
     "leaky_relu_forward": "rr...", "leaky_relu_backward": "rrr0...",
     "softmax_forward": "rr...", "softmax_backward": "rrr0...", "dropout_forward": "rr.....", "add_forward": "rrr..",
     "mul_forward": "rrr...", "mul_backward": "rrrrr0...",
@@ -383,6 +384,25 @@ def test_layer_norm():
             check(name + " dx", dx, ref[1], bound, dtype=t)
 
 
+def test_rms_norm():
+    for r, d, offset in [(1, 1, 0), (3, 5, 0), (10, 64, 3), (7, 100, 0), (4, 768, 1000), (3, 2500, 0)]:
+        for t in (F32, F16, BF16):
+            x, gamma, dy = (normal(r, d) + offset).to(TORCH[t]), normal(d), normal(r, d, dtype=t)
+            y, dx, dg, inv = empty(r, d), empty(r, d, dtype=t), empty(d), empty(r)
+            ref = gradients(lambda x, g: F.rms_norm(x, (d,), g, 1e-6), (x, gamma), dy)
+            call("amp_rms_norm_forward", x, enum(t), gamma, enum(F32), 0.0, inv, y, enum(F32), r, d, None)
+            call("amp_rms_norm_backward", dy, enum(t), x, enum(t), gamma, enum(F32), inv, dx, enum(t), dg, enum(F32), enum(0), r, d,
+                 None)
+            X, g, name = x.double(), gamma.double(), "rms norm %dx%d" % (r, d)
+            s = torch.sqrt((X**2).mean(1, keepdim=True) + 1e-6)
+            xhat, D = (X / s).abs(), dy.double().abs()
+            G = D * g.abs()
+            check(name + " y", y, ref[0], 4 * U * xhat * g.abs())
+            check(name + " invstd", inv, 1 / s.flatten(), 2 * U / s.flatten())
+            check(name + " dgamma", dg, ref[2], (D * 4 * U * xhat).sum(0))
+            check(name + " dx", dx, ref[1], (4 * U * G + 6 * U * xhat * (G * xhat).mean(1, keepdim=True)) / s, dtype=t)
+
+
 # --- element by element -------------------------------------------------------------------------
 
 def gelu_tanh(x):
@@ -562,7 +582,7 @@ if __name__ == "__main__":
         sys.exit(__doc__)
     torch.set_num_threads(1)
     lib = ctypes.CDLL(sys.argv[1])
-    tests = [test_pool2d, test_upsample, test_batch_norm, test_layer_norm, test_activation, test_leaky_relu, test_mul,
+    tests = [test_pool2d, test_upsample, test_batch_norm, test_layer_norm, test_rms_norm, test_activation, test_leaky_relu, test_mul,
              test_softmax, test_add_concat_dropout, test_losses]
     for test in [test_gemm, test_linear, test_conv2d, test_conv_transpose2d] + tests:
         if test in tests or hasattr(lib, "amp_gemm"):
