@@ -52,7 +52,7 @@ static network make_network(int batch, int positions, int run, float dropout) {
     a = amp_linear(w.m, w.x, 8);
     b = amp_gelu(w.m, amp_layer_norm(w.m, a));
     c = amp_linear(w.m, amp_dropout(w.m, b, dropout), 8);
-    w.sum = amp_add(w.m, c, a);
+    w.sum = amp_add(w.m, amp_rms_norm(w.m, c), a);
     c = amp_mul(w.m, amp_softmax(w.m, w.sum), b);
     w.logits = amp_linear(w.m, amp_concat(w.m, c, amp_flatten(w.m, w.sum)), CLASSES);
     memset(&loss, 0, sizeof loss);
