@@ -1334,7 +1334,8 @@ typedef struct amp_model_desc {
     int max_replays;                /* repeats of an overflowing batch at the lower scale; not with
                                        accumulate > 1 */
     int inference;                  /* 1 = for predictions and evaluation only: no gradients, no
-                                       moments, and no masters of weights in 16 bits */
+                                       moments, and no masters of weights in 16 bits. A trained
+                                       model's come by amp_checkpoint_load_weights */
     amp_sums sums;
     uint64_t seed;                  /* of weights and dropout; any value */
     const amp_backend* backend;     /* NULL = CPU */
@@ -1704,7 +1705,7 @@ AMP_DEF amp_result amp_train_read(amp_model* m, amp_step_info* info);
    within a part drops the step. Replays and records of a backend are amp_train_step's alone. */
 
 /* The gradients of a loss of the caller's with respect to each output: [n,C,H,W] of F32, F16, BF16
-   or F64. */
+   or F64. One with inf or NaN skips the step; on the CPU the loss scale stays, unless `scaled`. */
 typedef struct amp_seeds {
     amp_ref gradients[AMP_MAX_OUTPUTS];  /* in the order of the amp_output calls; AMP_NONE = 0 */
     int scaled;     /* 1 = times the loss scale already; 0 = amp_backward multiplies with it, and
@@ -1715,8 +1716,8 @@ typedef struct amp_seeds {
 /* The training pass up to the losses; *loss (may be NULL) is their weighted sum. The data of the
    batch must stay until amp_backward returns. */
 AMP_DEF amp_result amp_forward(amp_model* m, const amp_batch* batch, float* loss);
-/* The gradients of the last amp_forward, from the losses and from seeds (NULL = none): those of
-   weights are added to the step's earlier ones. */
+/* The gradients of the last amp_forward, from the losses and from seeds (NULL = none; needed where
+   there is no loss): those of weights are added to the step's earlier ones. */
 AMP_DEF amp_result amp_backward(amp_model* m, const amp_seeds* seeds);
 /* Sum over ranks, check, then skip or update, as the end of amp_train_step. info may be NULL. */
 AMP_DEF amp_result amp_update(amp_model* m, amp_step_info* info);
@@ -1948,7 +1949,8 @@ AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_lay
 
 #if !defined(AMP_NO_STDIO)
 /* A line per layer: output shape, types, the rule and who chose it, parameters, bytes; then sums
-   and the optimizer's settings in use. AMP_ERR_STATE before finalize; AMP_ERR_IO. */
+   and the settings in use of the optimizer and each group. AMP_ERR_STATE before finalize;
+   AMP_ERR_IO. */
 AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out);
 /* The counts and a bar chart of the histogram in plain text. AMP_ERR_IO. */
 AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out);
@@ -12921,6 +12923,7 @@ typedef struct ampi_node {
 typedef struct ampi_pass {
     const amp_batch* batch;     /* `data`; NULL = it is the caller's again */
     amp_batch data;
+    const amp_seeds* seeds;     /* of the caller, while amp_backward runs; or NULL */
     size_t samples;
     int has_lengths;            /* 1 = positions from data.lengths on do not count */
     size_t counted;             /* positions of all samples that do, where has_lengths is 1 */
@@ -12994,6 +12997,7 @@ struct amp_model {
     const ampi_node* overflowed;  /* the first such loss that overflowed in this step, or NULL */
     int holds_values, holds_grads; /* outputs, retained gradients: of the last pass, in the arena */
     int labels_known;             /* labels were looked at, see ampi_doubt_labels */
+    int extra_known;              /* the logger knows of an array that nothing reads */
     int told_update;              /* bits: the logger knows of 1 overflows of the update,
                                      2 saturated copies, 4 held statistics */
     int saved;                    /* running statistics from before this step exist */
@@ -14619,18 +14623,31 @@ AMPI_FN void ampi_remark_doubts(amp_model* m) {
                 "height, width", l->name, l->channels, l->height, l->width);
     }
 
-    /* A softmax of a softmax. */
+    /* A softmax of a softmax, and one of a single number. */
     for (int i = 0; i < m->loss_count; i++) {
         const ampi_node *loss = m->losses[i], *x = ampi_source(loss->inputs[0]);
-        if (ampi_has_labels(loss) && ampi_is(x, SOFTMAX))
+        if (!ampi_has_labels(loss)) continue;
+        if (ampi_is(x, SOFTMAX))
             ampi_remark(&m->op_logger,
                 "'%s' takes logits and has a softmax of its own: '%s' before it is one too many",
                 loss->layer.name, x->layer.name);
+        if (loss->classes == 1)
+            ampi_remark(&m->op_logger, "'%s' has one class, so it is 0 whatever the logit: "
+                "amp_bce_with_logits takes one logit for two classes", loss->layer.name);
     }
 
     if (o->kind != AMP_SGD && o->kind != AMP_RMSPROP && o->momentum != 0.0f)
         ampi_remark(&m->op_logger, "optimizer: momentum %g is for SGD, here only beta1 counts",
             (double)o->momentum);
+    if ((o->kind == AMP_SGD || o->kind == AMP_RMSPROP) && o->beta1 > 0.0f)
+        ampi_remark(&m->op_logger, "optimizer: beta1 %g is for Adam, here only momentum counts",
+            (double)o->beta1);
+
+    int split = !m->desc.split_masters || m->desc.inference || m->param_count == 0;
+    for (int i = 0; i < m->param_count; i++) split |= m->params[i].rest != NULL;
+    if (!split)
+        ampi_remark(&m->op_logger,
+            "model: split_masters splits nothing, as no weight with a master is in BF16");
 }
 
 /* Checks and allocates in ampi_finalize; a failure frees all that it allocated. */
@@ -15503,8 +15520,13 @@ AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char
 
     for (int i = 0; i < (with_targets ? AMPI_ARRAYS : AMP_MAX_INPUTS); i++) {
         const ampi_node* n = ampi_array_node(m, i);
-        if (!n || (ampi_is_loss(n) && ampi_target_size(n) == 0)) continue;
         const void* data = AMPI_ARRAY(b, i);
+        if (!n && data && !m->extra_known && (i < AMP_MAX_INPUTS || m->loss_count > 0)) {
+            m->extra_known = 1;
+            ampi_remark(&m->op_logger, "%s: %s[%d] is given, but nothing in the model reads it",
+                what, ampi_array_name(i), i % AMP_MAX_INPUTS);
+        }
+        if (!n || (ampi_is_loss(n) && ampi_target_size(n) == 0)) continue;
         AMPI_REFUSE(!data, AMP_ERR_ARGUMENT, "%s: %s[%d] is NULL", what, ampi_array_name(i),
             n->index);
         AMPI_REFUSE(b->on_device && m->backend->reaches && !m->backend->reaches(data),
@@ -15648,6 +15670,23 @@ AMPI_FN size_t ampi_first_bad(amp_model* m, amp_ref x, size_t count, const char*
     return count;
 }
 
+/* Says in out[size] which of the caller's gradients is inf or NaN by itself. Returns the node that
+   it is of, or NULL. Those in a GPU's memory, or times the loss scale already, are not looked at. */
+AMPI_FN ampi_node* ampi_find_bad_seed(const amp_model* m, char* out, size_t size) {
+    const amp_seeds* seeds = m->pass.seeds;
+    if (!seeds || seeds->scaled || seeds->on_device) return NULL;
+    for (int i = 0; i < m->output_count; i++) {
+        ampi_node* n = m->outputs[i];
+        const size_t count = seeds->gradients[i].data ? n->rows * n->features : 0;
+        for (size_t k = 0; k < count; k++) {
+            if (amp_is_finite(ampi_from(seeds->gradients[i], k))) continue;
+            ampi_say(out, size, "gradients[%d], given for the output '%s', is not finite at element "
+                "%llu; a lower loss scale does not help", i, n->layer.name, (ampi_ull)k);
+            return n;
+        }
+    }
+    return NULL;
+}
 
 /* Runs the pass's forward work again, checks each value as it is made, and says in out[size] where
    inf or NaN began. Returns that node, or NULL if values are finite or unreadable. */
@@ -15684,7 +15723,7 @@ AMPI_FN ampi_node* ampi_find_trouble(amp_model* m, char* out, size_t size) {
             m->losses[i]->layer.name, what, m->pass.training ? "" : where);
         return m->losses[i];
     }
-    return NULL;
+    return ampi_find_bad_seed(m, out, size);
 }
 
 /* Is the model to blame for a step that is not finite? Then m->trouble says why, and the logger
@@ -16206,6 +16245,8 @@ AMP_DEF amp_result amp_forward(amp_model* m, const amp_batch* batch, float* loss
 /* Refuses a call without amp_forward, and seeds of which one is no gradient of its output. */
 AMPI_FN amp_result ampi_check_seeds(amp_model* m, const amp_seeds* seeds) {
     AMPI_REFUSE(!m->awaits_backward, AMP_ERR_STATE, "backward: amp_forward comes first");
+    AMPI_REFUSE(!seeds && m->loss_count == 0, AMP_ERR_ARGUMENT,
+        "backward: the model has no loss, and seeds is NULL: all gradients would be 0");
     for (int i = 0; seeds && i < AMP_MAX_OUTPUTS; i++) {
         const amp_ref g = seeds->gradients[i];
         if (!g.data) continue;
@@ -16241,9 +16282,11 @@ AMP_DEF amp_result amp_backward(amp_model* m, const amp_seeds* seeds) {
         "backward: the seeds of another rank were refused"));
 
     feholdexcept(&floats);
+    m->pass.seeds = seeds;
     amp_result r = ampi_run_backward(m, seeds, 0 /* starts: the caller may look at gradients */);
     m->holds_grads = r == AMP_OK;
     if (r == AMP_OK && !m->backend->asynchronous) r = ampi_look_for_trouble(m);
+    m->pass.seeds = NULL;
     fesetenv(&floats);
     if (r != AMP_OK) return ampi_drop_step(m, r);
     m->awaits_backward = 0;
@@ -18323,20 +18366,33 @@ AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_lay
 }
 
 #if !defined(AMP_NO_STDIO)
-/* Prints an optimizer's settings in a line. */
-AMPI_FN void ampi_optimizer_print(const amp_optimizer* o, FILE* out) {
-    const amp_optimizer_desc* d = &o->desc;
+/* Prints the settings of a desc with this rate and weight decay. */
+AMPI_FN void ampi_settings_print(const amp_optimizer_desc* d, float lr, float decay, FILE* out) {
     ampi_print(out, "%s: lr %g, ", ampi_name_among("SGD\0Adam\0AdamW\0LAMB\0RMSprop\0",
-        (unsigned)d->kind), (double)o->state.lr);
+        (unsigned)d->kind), (double)lr);
     if (d->kind == AMP_SGD)
         ampi_print(out, "momentum %g%s", (double)d->momentum, d->nesterov ? " (nesterov)" : "");
     else if (d->kind == AMP_RMSPROP)
         ampi_print(out, "alpha %g, eps %g, momentum %g", (double)d->beta2, (double)d->eps,
             (double)d->momentum);
     else ampi_print(out, "betas %g %g, eps %g", (double)d->beta1, (double)d->beta2, (double)d->eps);
-    ampi_print(out, ", weight decay %g, clip ", (double)d->weight_decay);
-    ampi_print(out, d->clip_norm > 0.0f ? "%g" : "off", (double)d->clip_norm);
-    ampi_print(out, d->group_count > 0 ? "; %d groups\n" : "\n", d->group_count);
+    ampi_print(out, ", weight decay %g", (double)decay);
+}
+
+/* Prints an optimizer's settings in a line, and a line for each group. */
+AMPI_FN void ampi_optimizer_print(const amp_optimizer* o, FILE* out) {
+    const amp_optimizer_desc* d = &o->desc;
+    ampi_settings_print(d, o->state.lr, d->weight_decay, out);
+    ampi_print(out, d->clip_norm > 0.0f ? ", clip %g\n" : ", clip off\n", (double)d->clip_norm);
+    for (int i = 0; i < d->group_count; i++) {
+        const amp_param_group* g = &o->groups[i];
+        const amp_optimizer_desc* own = ampi_group_desc(o, i);
+        ampi_print(out, g->frozen ? "group %d: frozen" : "group %d: ", i);
+        if (!g->frozen)
+            ampi_settings_print(own, ampi_default_at(&g->lr, o->state.lr),
+                ampi_default_at(&g->weight_decay, own->weight_decay), out);
+        ampi_print(out, "\n");
+    }
 }
 
 /* Prints a layer's row of the table whose head amp_model_print prints. width: columns of the
@@ -18555,14 +18611,17 @@ AMPI_FN void ampi_report_formats(ampi_picture* p) {
             p->y + 6, p->height - p->y - 40);  /* 2^-24 to 2^16, behind the rows that follow */
 }
 
-/* A row of the histogram of s, whose values a cast makes 0 or infinite in these shares. A fault is
-   inf or NaN, or 5 % that become 0. */
+/* A row of the histogram of s, whose values a cast makes 0 or infinite in these shares; what there
+   is none of goes without saying. A fault is inf or NaN, or 5 % that become 0. */
 AMPI_FN void ampi_report_row(ampi_picture* p, const char* name, const amp_stats* s) {
     const double percent = 100.0 / (double)s->count;
-    char told[300];
-    AMPI_SAY(told, "%.3g %% zero, %.3g %% under, %.3g %% over, %llu inf, %llu nan",
-        percent * (double)s->zeros, percent * (double)s->would_underflow,
-        percent * (double)s->would_overflow, (ampi_ull)s->infs, (ampi_ull)s->nans);
+    char told[300], under[24] = "", over[24] = "", bad[64] = "";
+    if (s->would_underflow)
+        AMPI_SAY(under, ", %.3g %% under", percent * (double)s->would_underflow);
+    if (s->would_overflow) AMPI_SAY(over, ", %.3g %% over", percent * (double)s->would_overflow);
+    if (s->infs + s->nans > 0)
+        AMPI_SAY(bad, ", %llu inf, %llu nan", (ampi_ull)s->infs, (ampi_ull)s->nans);
+    AMPI_SAY(told, "%.3g %% zero%s%s%s", percent * (double)s->zeros, under, over, bad);
     ampi_bars(p, s->infs + s->nans > 0 || s->would_underflow >= s->count / 20 + 1, name,
         s->histogram + (AMPI_REPORT_LEAST - AMP_STATS_MIN_EXPONENT), 12, told);
 }
@@ -18770,6 +18829,9 @@ AMP_DEF void amp_history_add(amp_history* h, const amp_step_info* info) {
    Cross-entropy has ld and an ignored label; layer norm's backward pass needs no saved statistics.
    Sequences: positions and lengths of amp_batch, amp_data, amp_input_desc, amp_layer, amp_custom;
    classes of amp_loss_desc. Zero these structs.
+   Told, where it was silent: a cross-entropy of one class, beta1 for SGD, split masters that split
+   nothing, an array of a batch that nothing reads. amp_backward without seeds is an error in a
+   model without a loss, and seeds with inf or NaN leave the loss scale alone.
    amp_cuda.cuh: operators on raw device pointers are entries of amp_cuda_backend()'s table:
    amp_cuda_linear_forward(...) is amp_cuda_backend()->linear_forward(...).
 

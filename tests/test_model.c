@@ -1383,6 +1383,37 @@ static void test_doubts(void) {
         }
 }
 
+/* A loss of one class, beta1 for SGD, masters that nothing splits, an array that nothing reads. */
+static void test_doubts_of_settings(void) {
+    static const struct { int classes, beta, split, extra; amp_dtype low; const char* says; } cases[] = {
+        { 2, 0, 0, 0, AMP_F16, "" }, { 2, 0, 1, 0, AMP_BF16, "" },
+        { 1, 0, 0, 0, AMP_F16, "'softmax_cross_entropy1' has one class" },
+        { 2, 1, 0, 0, AMP_F16, "optimizer: beta1 0.9 is for Adam, here only momentum counts" },
+        { 2, 0, 1, 0, AMP_F16, "model: split_masters splits nothing" },
+        { 2, 0, 0, 1, AMP_F16, "train step: inputs[1] is given, but nothing in the model reads it" },
+        { 2, 0, 0, 2, AMP_F16, "train step: targets[7] is given, but nothing in the model reads it" } };
+    static const float x[4] = { 1, 2, 3, 4 };
+    static const int32_t labels[2] = { 0, 0 };
+    for (int i = 0; i < COUNT(cases); i++) {
+        amp_model_desc d = model_desc(2, AMP_O2, cases[i].low);
+        amp_batch b;
+        memset(&b, 0, sizeof b);
+        b.n = 2; b.inputs[0] = x; b.targets[0] = labels;
+        if (cases[i].extra == 1) b.inputs[1] = x;
+        if (cases[i].extra == 2) b.targets[AMP_MAX_LOSSES - 1] = x;
+        if (cases[i].beta) d.optimizer.beta1 = 0.9f;
+        d.split_masters = cases[i].split;
+        amp_model* m = new_model(&d);
+        heard[0] = 0;
+        remarks = 0;
+        amp_softmax_cross_entropy(m, amp_linear(m, amp_input(m, 2, 1, 1), cases[i].classes));
+        CHECK(amp_model_finalize(m) == AMP_OK);
+        for (int k = 0; k < 2; k++) CHECK_MSG(amp_train_step(m, &b, NULL) == AMP_OK, "%s", amp_model_error(m));
+        CHECK_MSG(strncmp(heard, cases[i].says, strlen(cases[i].says)) == 0 && remarks == (i > 1), "%d: %s", i, heard);
+        amp_model_destroy(m);
+    }
+}
+
 /* Images given as height, width, channels train on nonsense: sizes that look so are told once. */
 static void test_doubts_of_sizes(void) {
     static const struct { int size[3], doubtful; } cases[] = {
@@ -2143,6 +2174,7 @@ int main(int argc, char** argv) {
     TEST(test_values_of_others);
     TEST(test_values_of_many);
     TEST(test_doubts);
+    TEST(test_doubts_of_settings);
     TEST(test_doubts_of_sizes);
     TEST(test_relu_is_taken_along);
     TEST(test_desc_errors);

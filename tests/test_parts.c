@@ -165,6 +165,43 @@ static void test_seeds_add(void) {
     amp_model_destroy(m);
 }
 
+/* A gradient from outside that is inf or NaN by itself is no reason for a lower loss scale. */
+static void test_bad_seeds(void) {
+    static const uint32_t bits[] = { 0x7f800000u, 0x7fc00000u };
+    int i;
+    for (i = 0; i < 4; i++) {
+        amp_model_desc d = model_desc(1, AMP_O2, AMP_F16);
+        amp_model* m = new_model(&d);
+        amp_value y = amp_linear(m, amp_input(m, 1, SIDE, SIDE), 3);
+        amp_batch b = labelled(0, 1);
+        amp_seeds seeds;
+        amp_step_info info;
+        float g[3] = { 0.125f, 0.25f, 0.0f };
+        b.targets[0] = NULL;
+        memset(&seeds, 0, sizeof seeds);
+        amp_output(m, y);
+        amp_output(m, amp_tanh(m, y));
+        CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", heard);
+        CHECK(amp_forward(m, &b, NULL) == AMP_OK);
+        check_refused(amp_backward(m, NULL), AMP_ERR_ARGUMENT,
+            "backward: the model has no loss, and seeds is NULL: all gradients would be 0");
+        put_bits(&g[2], bits[i % 2]);
+        seeds.gradients[1] = amp_f32(g);
+        seeds.scaled = i / 2;
+        CHECK_MSG(amp_backward(m, &seeds) == AMP_OK && amp_update(m, &info) == AMP_OK, "%s", heard);
+        CHECK(info.scale_after == (seeds.scaled ? 32768.0f : 65536.0f));
+        CHECK(info.outcome == (seeds.scaled ? AMP_STEP_SKIPPED_OVERFLOW : AMP_STEP_SKIPPED_MODEL));
+        if (!seeds.scaled)
+            CHECK_MSG(strcmp(info.message, "gradients[1], given for the output 'tanh1', is not finite at element 2; a lower "
+                "loss scale does not help") == 0 && strstr(heard, info.message), "%s", info.message);
+        g[2] = 0.5f;
+        seeds.scaled = 0;
+        CHECK(amp_forward(m, &b, NULL) == AMP_OK && amp_backward(m, &seeds) == AMP_OK && amp_update(m, &info) == AMP_OK);
+        CHECK(info.outcome == AMP_STEP_APPLIED);
+        amp_model_destroy(m);
+    }
+}
+
 /* The gradient of the pixels at each level: W^T db of a first layer that is dense. The loss scale does not show. */
 static void test_input_gradient(void) {
     int level, i, k;
@@ -663,6 +700,7 @@ int main(int argc, char** argv) {
     TEST(test_parts_are_the_step);
     TEST(test_own_loss);
     TEST(test_seeds_add);
+    TEST(test_bad_seeds);
     TEST(test_input_gradient);
     TEST(test_gradients_between);
     TEST(test_trouble_in_parts);
