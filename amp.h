@@ -15670,8 +15670,8 @@ AMPI_FN size_t ampi_first_bad(amp_model* m, amp_ref x, size_t count, const char*
     return count;
 }
 
-/* Says in out[size] which of the caller's gradients is inf or NaN by itself. Returns the node that
-   it is of, or NULL. Those in a GPU's memory, or times the loss scale already, are not looked at. */
+/* Says in out[size] which of the caller's gradients is inf or NaN by itself. Returns its node, or
+   NULL. Those on the device, or times the loss scale already, are not looked at. */
 AMPI_FN ampi_node* ampi_find_bad_seed(const amp_model* m, char* out, size_t size) {
     const amp_seeds* seeds = m->pass.seeds;
     if (!seeds || seeds->scaled || seeds->on_device) return NULL;
@@ -15680,8 +15680,8 @@ AMPI_FN ampi_node* ampi_find_bad_seed(const amp_model* m, char* out, size_t size
         const size_t count = seeds->gradients[i].data ? n->rows * n->features : 0;
         for (size_t k = 0; k < count; k++) {
             if (amp_is_finite(ampi_from(seeds->gradients[i], k))) continue;
-            ampi_say(out, size, "gradients[%d], given for the output '%s', is not finite at element "
-                "%llu; a lower loss scale does not help", i, n->layer.name, (ampi_ull)k);
+            ampi_say(out, size, "gradients[%d], given for the output '%s', is not finite at "
+                "element %llu; a lower loss scale does not help", i, n->layer.name, (ampi_ull)k);
             return n;
         }
     }

@@ -1,7 +1,8 @@
 /* demo.c - one network, three precision levels, one picture. Needs nothing but this repository.
 
    Trains LeNet-5 at O0 (all FP32), O1 (matrix products in half) and O2 (all in half but norms and losses), each
-   time from the same weights and with the same batches. Prints a table and draws the loss and the loss scale.
+   time from the same weights and with the same batches. Prints a table and draws the loss, the loss scale, and what
+   each level costs in memory and time.
 
      make demo                     digits drawn by the program, some 15 seconds; picture in build/demo.svg
      make demo DATA=directory      MNIST files in that directory (train-images-idx3-ubyte[.gz] and the other three)
@@ -95,9 +96,10 @@ static amp_result build(amp_model** m, amp_level level, int steps) {
 
 /* A bar on a terminal, and a line in the end; elsewhere a line now and then. */
 static void progress(const run* r) {
-    char label[64];
-    snprintf(label, sizeof label, "%s %d/%d  loss %.3f  scale 2^%g", amp_level_name(r->level), r->applied, r->updates,
-             r->final_loss, log2(r->final_scale));
+    char label[64], scale[24] = "";
+    if (r->level != AMP_O0) snprintf(scale, sizeof scale, "  scale 2^%g", log2(r->final_scale));
+    snprintf(label, sizeof label, "%s %d/%d  loss %.3f%s", amp_level_name(r->level), r->applied, r->updates,
+             r->final_loss, scale);
     chart_progress(label, r->applied, r->updates);
     if (r->applied < r->updates && (chart_is_terminal() || r->applied % 100 != 0)) return;
     printf("  %s\n", label);
@@ -201,31 +203,53 @@ static void print_table(const run* runs, int count) {
            "  ------+----------+------------+-------------------+-------------+-------------+--------+---------\n");
     for (i = 0; i < count; i++) {
         const run* r = &runs[i];
-        printf("  %-5s | %6.2f %% | %10.4f | %7d / %-7d | %11.0f | %7.0f KiB | %4.1f s | %08lx\n",
-               amp_level_name(r->level), r->accuracy, r->final_loss, r->applied, r->skipped, r->final_scale,
+        char scale[24] = "none";                        /* FP32 needs no loss scale */
+        if (r->level != AMP_O0) snprintf(scale, sizeof scale, "%.0f", r->final_scale);
+        printf("  %-5s | %6.2f %% | %10.4f | %7d / %-7d | %11s | %7.0f KiB | %4.1f s | %08lx\n",
+               amp_level_name(r->level), r->accuracy, r->final_loss, r->applied, r->skipped, scale,
                (double)r->activation_bytes / 1024.0, r->seconds, (unsigned long)r->fingerprint);
     }
     printf("\n");
 }
 
+/* Less memory for activations at O2 than in FP32, in percent. */
+static double saved_percent(const run* runs) {
+    return 100.0 - 100.0 * (double)runs[2].activation_bytes / (double)runs[0].activation_bytes;
+}
+
 static int draw(const run* runs, const char* path, char* error) {
+    static const char* const levels[3] = { "O0", "O1", "O2" };
+    static char cost[80], seconds[3][16];
+    float memory[3];
+    chart_note notes[3];
     chart_series loss[3] = {
         { .name = "FP32 (O0)", .color = CHART_OTHER, .width = 6.0, .opacity = 1.0 },
         { .name = "O1", .color = CHART_FP32, .width = 3.4, .opacity = 0.9 },
         { .name = "O2", .color = CHART_FP16, .dash = "6 5", .width = 2.0, .opacity = 1.0 }
     };
-    chart_series scale[2];
-    chart_panel panels[2] = {
+    chart_series scale[2], bars = { .color = CHART_FP16, .width = 44, .opacity = 1.0, .style = CHART_BARS, .y = memory,
+                                    .count = 3 };
+    chart_panel panels[3] = {
         { .title = "Half (O2) learns as FP32 does;\nO1 is the same run here", .x_label = "updates",
           .y_label = "loss, mean of about 20 batches", .log_y = 1, .series = loss, .series_count = 3 },
         { .title = "The loss scale finds its place;\na step that overflows is skipped",
           .x_label = "steps, skipped ones included", .y_label = "loss scale", .integer_y = 1, .y_prefix = "2^", .steps = 1,
-          .mark_name = "step skipped: overflow", .series = scale, .series_count = 2 }
+          .mark_name = "step skipped: overflow", .series = scale, .series_count = 2 },
+        { .title = cost, .x_label = "level", .y_label = "KiB of activations", .x_names = levels, .series = &bars,
+          .series_count = 1, .notes = notes, .note_count = 3 }
     };
     int i;
+    snprintf(cost, sizeof cost, "Activations take %.0f %% less memory at O2\n(above each bar: seconds of training)",
+             saved_percent(runs));
     for (i = 0; i < 3; i++) {
         loss[i].y = runs[i].loss;
         loss[i].count = runs[i].applied;
+        memory[i] = (float)runs[i].activation_bytes / 1024.0f;
+        snprintf(seconds[i], sizeof seconds[i], "%.1f s", runs[i].seconds);
+        notes[i].x = i;
+        notes[i].y = (double)memory[i] + 0.03 * (double)runs[0].activation_bytes / 1024.0;
+        notes[i].text = seconds[i];
+        notes[i].anchor = "middle";
     }
     for (i = 0; i < 2; i++) {
         scale[i] = loss[i + 1];
@@ -233,13 +257,12 @@ static int draw(const run* runs, const char* path, char* error) {
         scale[i].count = runs[i + 1].tries;
         scale[i].marks = runs[i + 1].skipped_at;
     }
-    return chart_write(path, "LeNet-5 at three precision levels", panels, 2, error);
+    return chart_write(path, "LeNet-5 at three precision levels", panels, 3, error);
 }
 
 static void print_verdict(const run* runs) {
     const run *fp32 = &runs[0], *worst = runs[1].accuracy < runs[2].accuracy ? &runs[1] : &runs[2];
     double lost = fp32->accuracy - worst->accuracy;
-    double saved = 100.0 - 100.0 * (double)runs[2].activation_bytes / (double)fp32->activation_bytes;
     if (runs[1].fingerprint == runs[2].fingerprint)
         printf("O1 and O2 have the same weights, bit for bit: they differ in norms, and this network has none.\n");
     if (runs[1].applied < runs[1].updates || runs[2].applied < runs[2].updates)
@@ -251,7 +274,7 @@ static void print_verdict(const run* runs) {
                amp_level_name(worst->level), lost, worst->accuracy, fp32->accuracy);
     else
         printf("Verdict: as good as FP32 to within 0.3 points (%.2f %% at %s, %.2f %% at O0), with %.0f %% less memory "
-               "for activations.\n", worst->accuracy, amp_level_name(worst->level), fp32->accuracy, saved);
+               "for activations.\n", worst->accuracy, amp_level_name(worst->level), fp32->accuracy, saved_percent(runs));
 }
 
 /* ---------------------------------------------------------------------------------------- */

@@ -74,8 +74,8 @@ static void print(void) {
 static int draw(int argc, char** argv) {
     static const char *const kinds[] = { "of outputs", "of weights" }, *const claims[] = {
         "FP16 loses %.1f %% of the weights' gradients\nand %.1f %% of the outputs'",
-        "With the loss times 2^16 it loses %.1f %%\nand %.1f %%" };
-    static char titles[2][128];
+        "FP16 loses %.1f %% and %.1f %%\nwith the loss times 2^%.0f" };
+    static char titles[2][128], scaled[32];
     static float x[BINS], y[4][BINS];
     const chart_wall walls[] = { { -25, "0 below" }, { -14, "subnormal" }, { 16, "infinite" } };
     chart_series bars[4];
@@ -88,8 +88,10 @@ static int draw(int argc, char** argv) {
     chart_panel panels[2];
     for (int i = 0; i < 2; i++) {
         const sums *outputs = &seen[i][ALL][0], *weights = &seen[i][ALL][1];
-        snprintf(titles[i], 128, claims[i], percent(weights->lost, weights), percent(outputs->lost, outputs));
-        panels[i] = (chart_panel){ titles[i], i ? "the same, times 2^16" : "gradient in FP32, if not 0", "share, %",
+        double power = log2((double)SCALE);
+        snprintf(titles[i], 128, claims[i], percent(weights->lost, weights), percent(outputs->lost, outputs), power);
+        snprintf(scaled, 32, "the same, times 2^%.0f", power);
+        panels[i] = (chart_panel){ titles[i], i ? scaled : "gradient in FP32, if not 0", "share, %",
             .x_prefix = "2^", .series = bars + 2 * i, .series_count = 2, .walls = walls, .wall_count = 3 };
     }
     return chart_save(argc, argv, "03_gradients", "Where do gradients live?", panels, 2);

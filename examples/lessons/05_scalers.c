@@ -68,7 +68,7 @@ static int draw(const char* path, const run* runs, char* error) {
     const char* names[ROWS];
     chart_series scale[LINES], ticks[ROWS];
     chart_panel panels[2] = {
-        { "All climb to the largest scale that fits; how\nfast, and what one infinity costs, differs", "step",
+        { "All climb towards the largest that fits; how\nfast, and what one infinity costs, differs", "step",
           "loss scale", .y_prefix = "2^", .integer_y = 1, .steps = 1, .series = scale, .series_count = LINES,
           .walls = walls, .wall_count = 1 },
         { "Who tries a larger scale more often\nskips more steps (strokes)", "step", .y_names = names, .series = ticks,

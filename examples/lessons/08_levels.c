@@ -68,7 +68,7 @@ static int stop(const char* why) { return fprintf(stderr, "08_levels: %s\n", why
 int main(int argc, char** argv) {
     static float x[GAINS][STATES][COLUMNS * LAYERS], y[GAINS][STATES][COLUMNS * LAYERS];
     static const char* const titles[GAINS] = {
-        "Weights times 300: squares in FP32 (amp.h)\nbear it, squares in half do not",
+        "Weights times 300: a norm that squares in\nFP32 (amp.h) bears it, one in half does not",
         "Times 90000: in half the layer overflows\nat every level, and spoils all behind it" };
     const char *picture = argc > 1 ? argv[1] : "08_levels.svg", *names[LAYERS + 1] = { NULL };
     char error[CHART_ERROR] = "at most one argument, the picture's path";
