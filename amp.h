@@ -11,7 +11,7 @@
      base         result codes, data types, logger, allocator, random numbers
      cpu          the instruction set in use
      half         IEEE half and bfloat16, conversions
-     ops          operators on raw pointers: gemm, dense, convolution, pooling, norms, losses, ...
+     ops          operators on raw pointers: gemm, dense, convolution, norms, attention, ...
      policy       autocast: which operator runs in which type, O0 to O3
      scaler       the loss scale
      optim        optimizers on FP32 master weights
@@ -22,8 +22,9 @@
      backend      the processor a model runs on: with AMP_BACKEND_API
      impl         the implementation: impl-base, impl-cpu, impl-half, impl-vector, impl-kernels,
                   impl-convert, impl-scan, impl-gemm, impl-conv, impl-math, impl-tiles, impl-pool,
-                  impl-elementwise, impl-rows, impl-loss, impl-policy, impl-scaler, impl-optim,
-                  impl-backend, impl-model, impl-train, impl-file, impl-checkpoint, impl-report
+                  impl-elementwise, impl-rows, impl-loss, impl-attention, impl-policy, impl-scaler,
+                  impl-optim, impl-backend, impl-model, impl-train, impl-file, impl-checkpoint,
+                  impl-report
      since        what has changed since earlier versions
      license      MIT */
 
@@ -614,6 +615,63 @@ AMP_DEF amp_result amp_concat_forward(amp_ref x, size_t d, amp_ref y, size_t d_t
     size_t column, size_t rows, const amp_exec* exec);
 AMP_DEF amp_result amp_concat_backward(amp_ref y, size_t d_total, size_t column, amp_ref x,
     size_t d, size_t rows, int accumulate, const amp_exec* exec);
+
+/* --- attention --- */
+
+/* Attention, head by head: y = softmax(scale * q * k^T) * v, D = head_size. A position is a row:
+   q and y[B,queries,heads*D], k and v[B,keys,kv_heads*D]. heads / kv_heads neighbouring heads of q
+   share one of k and v. */
+typedef struct amp_attention_shape {
+    size_t batch;               /* B, sequences */
+    size_t queries, keys;       /* positions of q, and of k and v; each >= 1; keys: 0 = queries */
+    size_t heads, kv_heads;     /* heads >= 1; kv_heads: 0 = heads; divides heads */
+    size_t head_size;           /* >= 1 */
+    size_t ldq, ldk, ldv, ldy;  /* elements from a position to the next; 0 = packed. In rows [q|k|v]
+                                   the first three are (heads + 2*kv_heads) * D. Gradients lie as
+                                   their operands do */
+    size_t key_stride;          /* positions from a sequence's k, v to the next one's; 0 = keys.
+                                   More: a cache with room */
+    int    causal;              /* 1 = query i sees keys up to number i + keys - queries */
+    size_t window;              /* if causal: only the last `window` of these; 0 = all */
+    float  scale;               /* finite; 0 = 1 / sqrt(D) */
+    const int32_t* lengths;     /* [B], each in 0..keys, where q lies: keys from there on are
+                                   neither seen nor read; NULL = keys */
+} amp_attention_shape;
+
+/* Bytes of workspace with which the two calls below run several times as fast: for each thread 1 MB
+   and, for backward, as much as q of one kv head in FP32. 0 if the shape is not valid. */
+AMP_DEF size_t amp_attention_workspace(const amp_attention_shape* s);
+/* lse[B,heads,queries], the log of the sum of e^score, serves backward; NULL = not wanted. A query
+   that sees no key: y = 0, lse = -inf, no gradient. Scores, softmax and sums are FP32. Weights are
+   rounded to the type of v before their product with it (as are those of dv), gradients of scores
+   to that of q. Memory is O(queries + keys). inf and NaN of keys and values reach the queries that
+   see them, and may reach up to 63 neighbours of these. */
+AMP_DEF amp_result amp_attention_forward(const amp_attention_shape* s, amp_ref q, amp_ref k,
+    amp_ref v, amp_ref y, float* lse, const amp_exec* exec);
+/* y and lse: as forward wrote them. AMP_ACCUMULATE_INPUT adds to dq, dk and dv. */
+AMP_DEF amp_result amp_attention_backward(const amp_attention_shape* s, amp_ref dy, amp_ref q,
+    amp_ref k, amp_ref v, amp_ref y, const float* lse, amp_ref dq, amp_ref dk, amp_ref dv,
+    int accumulate, const amp_exec* exec);
+
+/* Rotary position embedding (Su et al. 2021): element pair i of a head at position t is turned by
+   the angle (offset + t) * theta^(-2i/head_size), exact to 1e-7 at any position. */
+typedef struct amp_rope_shape {
+    size_t batch, positions;  /* x and y[batch,positions,width] */
+    size_t heads, head_size;  /* a row's first heads are turned; head_size is even, at most 1024 */
+    size_t width;             /* elements of a row; 0 = heads * head_size. Those behind the heads
+                                 are copied: with rows [q|k|v], heads are those of q and k */
+    float  theta;             /* 0 = 10000; >= 1 */
+    int    interleaved;       /* pairs: 0 = i and i + head_size/2 (GPT-NeoX, Hugging Face);
+                                 1 = 2i and 2i + 1 (Meta) */
+    size_t offset;            /* position of the first row of each sequence */
+} amp_rope_shape;
+
+/* x and y may be the same. */
+AMP_DEF amp_result amp_rope_forward(const amp_rope_shape* s, amp_ref x, amp_ref y,
+    const amp_exec* exec);
+/* dx and dy may be the same, unless dx is added to. */
+AMP_DEF amp_result amp_rope_backward(const amp_rope_shape* s, amp_ref dy, amp_ref dx,
+    int accumulate, const amp_exec* exec);
 
 /* --- losses, in FP32 --- */
 
@@ -2083,6 +2141,7 @@ struct amp_backend {
     size_t (*gemm_workspace)(size_t m, size_t n, size_t k);
     size_t (*conv2d_workspace)(const amp_conv2d_shape* s);
     size_t (*layer_norm_workspace)(size_t rows, size_t d);  /* of rms_norm too */
+    size_t (*attention_workspace)(const amp_attention_shape* s);
     /* The operators. Dropout is at offset + *position * stride; without position at offset. */
     AMPI_ENTRY(gemm, const amp_gemm_shape*, float, amp_ref, amp_ref, float, amp_ref)
     AMPI_ENTRY(linear_forward, amp_ref, amp_ref, amp_ref, amp_ref, size_t, size_t, size_t)
@@ -2121,6 +2180,12 @@ struct amp_backend {
     AMPI_ENTRY(mul_backward, amp_ref, amp_ref, amp_ref, amp_ref, amp_ref, int, size_t, size_t)
     AMPI_ENTRY(concat_forward, amp_ref, size_t, amp_ref, size_t, size_t, size_t)
     AMPI_ENTRY(concat_backward, amp_ref, size_t, size_t, amp_ref, size_t, size_t, int)
+    AMPI_ENTRY(attention_forward, const amp_attention_shape*, amp_ref, amp_ref, amp_ref, amp_ref,
+        float*)
+    AMPI_ENTRY(attention_backward, const amp_attention_shape*, amp_ref, amp_ref, amp_ref, amp_ref,
+        amp_ref, const float*, amp_ref, amp_ref, amp_ref, int)
+    AMPI_ENTRY(rope_forward, const amp_rope_shape*, amp_ref, amp_ref)
+    AMPI_ENTRY(rope_backward, const amp_rope_shape*, amp_ref, amp_ref, int)
     AMPI_ENTRY(softmax_cross_entropy_forward, amp_ref, const int32_t*,
         const amp_cross_entropy_desc*, float*, size_t, size_t)
     AMPI_ENTRY(softmax_cross_entropy_backward, amp_ref, const int32_t*,
@@ -7954,11 +8019,10 @@ AMPI_HD AMPI_INLINE float ampi_normal_cdf(int hw, float x, float* density) {
     return ampi_select(ampi_mask((int)(ampi_bits(x) >> 31)), p, 1.0f - p);
 }
 
-/* cos(2 pi u) for u in [0,1]: the nearest quarter turn is taken off exactly; the rest, an eighth at
-   most, goes to a polynomial of cosine or sine. Error: 1.57. */
-AMPI_HD AMPI_INLINE float ampi_cos_turns(int hw, float u) {
-    int32_t q = (int32_t)ampi_fma(hw, 4.0f, u, 0.5f);
-    float r = ampi_fma(hw, (float)q, -0.25f, u), z = r * r, c, s;
+/* cos and sin of 2 pi (r + quarter / 4), |r| <= 1/8. Errors: 1.57, 1.57. */
+AMPI_HD AMPI_INLINE void ampi_turn(int hw, float r, int quarter, float* cosine, float* sine) {
+    const float z = r * r;
+    float c, s;
     c = ampi_fma(hw, 58.6210594f, z, -85.4245224f);
     c = ampi_fma(hw, c, z, 64.9391479f);
     c = ampi_fma(hw, c, z, -19.7392082f);
@@ -7966,8 +8030,19 @@ AMPI_HD AMPI_INLINE float ampi_cos_turns(int hw, float u) {
     s = ampi_fma(hw, -76.7749557f, z, 81.6256256f);
     s = ampi_fma(hw, s, z, -41.3418655f);
     s = ampi_fma(hw, s, z, 6.28318548f) * r;
-    c = (q & 1) ? s : c;
-    return ((q + 1) & 2) ? -c : c;
+    *cosine = quarter & 1 ? s : c;
+    *sine = quarter & 1 ? c : s;
+    if ((quarter + 1) & 2) *cosine = -*cosine;
+    if (quarter & 2) *sine = -*sine;
+}
+
+/* cos(2 pi u) for u in [0,1]: the nearest quarter turn is taken off exactly; the rest, an eighth at
+   most, goes to a polynomial of cosine or sine. */
+AMPI_HD AMPI_INLINE float ampi_cos_turns(int hw, float u) {
+    const int32_t q = (int32_t)ampi_fma(hw, 4.0f, u, 0.5f);
+    float c, s;
+    ampi_turn(hw, ampi_fma(hw, (float)q, -0.25f, u), q, &c, &s);
+    return c;
 }
 
 /* Box-Muller: sqrt(-2 log(u1)) * cos(2 pi u2), u1 in (0,1], so the largest deviate is sqrt(48 ln2)
@@ -7976,6 +8051,26 @@ AMP_DEF float amp_random_normal(uint64_t seed, uint64_t index) {
     float u1 = 1.0f - amp_random_uniform(seed, 2 * index),
         u2 = amp_random_uniform(seed, 2 * index + 1);
     return sqrtf(-2.0f * ampi_log(AMPI_FMA_NATIVE, u1)) * ampi_cos_turns(AMPI_FMA_NATIVE, u2);
+}
+
+/* A product in double that no compiler fuses with a following sum. */
+AMPI_HD AMPI_FN double ampi_mul64(double a, double b) {
+#if defined(__CUDA_ARCH__)
+    return __dmul_rn(a, b);
+#else
+    volatile double product = a * b;
+    return product;
+#endif
+}
+
+/* x to the power n >= 0, by squares, each product rounded to double. */
+AMPI_HD AMPI_FN double ampi_pow_int(double x, int64_t n) {
+    double result = 1.0;
+    for (; n > 0; n >>= 1) {
+        if (n & 1) result = ampi_mul64(result, x);
+        x = ampi_mul64(x, x);
+    }
+    return result;
 }
 
 /* >>impl-tiles  What the operators below share: their operands, tiles and sums.
@@ -10677,6 +10772,846 @@ AMPI_LOSS(AMPI_FN, ampi_mean, AMPI_MEAN, "mean")
 
 AMPI_COMPILE_QUICKLY
 
+/* >>impl-attention Attention, and the rotary embedding of positions.
+   Scores are never a matrix of all queries and keys: they are formed in tiles, 64 queries by 256
+   keys. Forward, a row keeps the maximum and the sum of its tiles so far (Milakov and Gimelshein
+   2018). Backward forms each tile anew (Dao 2023):
+       S = scale * Q K^T      P = e^(S - lse)        dP = dO V^T     D = rowsum(O * dO)
+       dS = P * (dP - D)      dQ = scale * dS K      dK = scale * dS^T Q      dV = P^T dO
+
+   Its tiles are transposed, a row for each key: two of three products read P^T and dS^T. Same bits:
+   blocks of queries begin at multiples of 64, tiles at multiples of 256. A tile ends with the keys
+   that its block sees. Tiles add to results in ascending order of keys, in these by head, then by
+   query. Memory and threads choose only how much of a tile is formed at a time. They also choose
+   whether dQ shares its tiles with dK and dV.
+   Words. block: neighbouring queries of a head. task: what one thread does at a time. pass: all
+   tasks of one kind. Letters. b: a sequence. h: a head of q. g: one of k and v. i: a query. j: a
+   key. This room calls impl-gemm, impl-math, impl-tiles and impl-rows. */
+
+enum { AMPI_QUERIES = AMPI_ROWS, AMPI_KEYS = 256 };
+
+/* Numbers from `from` up to `to`; none if these are equal. */
+typedef struct ampi_interval { size_t from, to; } ampi_interval;
+/* A call, checked; absent operands are NULL. */
+typedef struct ampi_attention {
+    amp_attention_shape s;  /* with its defaults */
+    size_t group;           /* heads of q for one of k and v */
+    amp_ref q, k, v, y, dy, dq, dk, dv;
+    float* lse;
+    amp_dtype weight, slope;  /* types of P and dS in products */
+    int accumulate;
+} ampi_attention;
+
+/* Scratch memory of a task. */
+typedef struct ampi_attention_room {
+    float *tile, *slopes;  /* S and P; dP and dS, if backward */
+    float* sums;           /* of results */
+    size_t queries, keys;  /* at most, of a tile */
+    size_t columns;        /* of results that are summed at a time */
+    amp_exec exec;         /* of products */
+} ampi_attention_room;
+
+typedef void (*ampi_attention_work)(const ampi_attention* a, size_t task,
+    const ampi_attention_room* r);
+
+/* The keys that query i sees. */
+AMPI_FN ampi_interval ampi_keys_of(const amp_attention_shape* s, size_t b, size_t i) {
+    const size_t limit = s->lengths ? (size_t)s->lengths[b] : s->keys;
+    const size_t end = i + s->keys + 1 > s->queries ? i + s->keys + 1 - s->queries : 0;
+    ampi_interval r = { 0, limit };
+    if (!s->causal) return r;
+    if (s->window > 0 && end > s->window) r.from = ampi_min_size(end - s->window, limit);
+    r.to = ampi_min_size(end, limit);
+    return r;
+}
+
+/* The queries that see key j, if its sequence has it. */
+AMPI_FN ampi_interval ampi_queries_of(const amp_attention_shape* s, size_t b, size_t j) {
+    ampi_interval r = { 0, s->queries };
+    (void)b;
+    if (!s->causal) return r;
+    r.from = j + s->queries > s->keys ? j + s->queries - s->keys : 0;
+    if (s->window > 0) {
+        const size_t end = j + s->queries + s->window;
+        r.to = end > s->keys ? ampi_min_size(end - s->keys, s->queries) : 0;
+    }
+    return r;
+}
+
+/* What two ranges share. */
+AMPI_FN ampi_interval ampi_overlap(ampi_interval a, size_t from, size_t to) {
+    a.from = ampi_min_size(ampi_max_size(a.from, from), to);
+    a.to = ampi_max_size(ampi_min_size(a.to, to), a.from);
+    return a;
+}
+
+/* The keys that any query of the block of query i sees, from a multiple of 16 on: so a key belongs
+   to the same lane of sums in each block. */
+AMPI_FN ampi_interval ampi_keys_of_block(const amp_attention_shape* s, size_t b, size_t i) {
+    const size_t first = i / AMPI_QUERIES * AMPI_QUERIES;
+    const size_t last = ampi_min_size(first + AMPI_QUERIES, s->queries) - 1;
+    ampi_interval r = ampi_keys_of(s, b, last);
+    r.from = ampi_min_size(ampi_keys_of(s, b, first).from / AMPI_LANES * AMPI_LANES, r.to);
+    return r;
+}
+
+/* Operands from a position and head on: of q or y, and of k or v. */
+AMPI_FN amp_ref ampi_query_at(const ampi_attention* a, amp_ref x, size_t ld, size_t b, size_t i,
+        size_t h) {
+    return ampi_from(x, (b * a->s.queries + i) * ld + h * a->s.head_size);
+}
+
+/* Of k or v, from a position and head on. */
+AMPI_FN amp_ref ampi_key_at(const ampi_attention* a, amp_ref x, size_t ld, size_t b, size_t j,
+        size_t g) {
+    return ampi_from(x, (b * a->s.key_stride + j) * ld + g * a->s.head_size);
+}
+
+/* A product of tiles: c[m,n] = alpha * a * b + beta * c. */
+AMPI_FN void ampi_tile_product(const ampi_attention_room* r, const ampi_operand* a,
+        const ampi_operand* b, size_t m, size_t n, size_t k, float alpha, float beta, float* c,
+        size_t ldc) {
+    ampi_product s;
+    ampi_product_init(&s, m, n, k, amp_f32(c), ldc);
+    s.a = *a;
+    s.b = *b;
+    s.c.alpha = alpha;
+    s.c.beta = beta;
+    ampi_gemm_run(&s, &r->exec);
+}
+
+/* Rows of a result, rounded to its type. */
+AMPI_FN void ampi_tile_out(amp_ref to, size_t ld, const float* tile, size_t tile_ld, size_t rows,
+        size_t n) {
+    const amp_dtype t = ampi_dtype_or_f32(to.dtype);
+    for (size_t i = 0; i < rows; i++)
+        ampi_kernels_now()->convert(ampi_from(to, i * ld).data, t, tile + i * tile_ld, AMP_F32, n,
+            NULL, 1);
+    ampi_kernels_end();
+}
+
+/* A tile becomes one of type t, in its memory. */
+AMPI_FN void ampi_tile_round(float* tile, amp_dtype t, size_t n) {
+    if (t == AMP_F32) return;
+    ampi_kernels_now()->convert(tile, t, tile, AMP_F32, n, NULL, 1);
+    ampi_kernels_end();
+}
+
+/* Sets what is not seen in a tile's rows [first, first + rows) to `value`: columns outside of those
+   from `column` on that of(s, b, row) has, and those behind n up to whole vectors. */
+AMPI_FN void ampi_tile_mask(const ampi_attention* a, size_t b,
+        ampi_interval (*of)(const amp_attention_shape*, size_t, size_t), float* tile, size_t first,
+        size_t rows, size_t column, size_t n, float value) {
+    const size_t ld = ampi_padded(n);
+    for (size_t r = 0; r < rows; r++, tile += ld) {
+        const ampi_interval seen = ampi_overlap(of(&a->s, b, first + r), column, column + n);
+        for (size_t c = 0; c < seen.from - column; c++) tile[c] = value;
+        for (size_t c = seen.to - column; c < ld; c++) tile[c] = value;
+    }
+}
+
+/* --- forward --- */
+
+/* A row's maximum, and the sum of e^(score - maximum), of the keys so far; `keep` is what a new
+   maximum leaves of earlier sums. */
+typedef struct ampi_softmax_state {
+    float max[AMPI_QUERIES], sum[AMPI_QUERIES], keep[AMPI_QUERIES];
+} ampi_softmax_state;
+/* Scores of a tile become weights. */
+AMPI_FN void ampi_softmax_step(ampi_softmax_state* state, float* tile, size_t rows, size_t ld) {
+    ampi_row_args q = ampi_no_row_args();
+    ampi_row_sums sums;
+    memcpy(state->keep, state->max, sizeof state->keep);
+    ampi_rows_max(state->max, tile, rows, ld);
+    q.mean = state->max;
+    ampi_rows_each(AMPI_EXP, &q, tile, NULL, tile, rows, ld);
+    ampi_sum_rows(AMPI_SUM, &sums, tile, tile, NULL, rows, ld, 0);
+    for (size_t r = 0; r < rows; r++) {
+        state->keep[r] = ampi_exp(AMPI_FMA_NATIVE, state->keep[r] - state->max[r]);
+        state->sum[r] = ampi_fma(AMPI_FMA_NATIVE, state->sum[r], state->keep[r],
+            (float)sums.sum[r]);
+    }
+}
+
+/* x *= factor, row by row. */
+AMPI_FN void ampi_rows_scale(float* x, const float* factor, size_t rows, size_t ld) {
+    ampi_row_args q = ampi_no_row_args();
+    q.mean = q.scale = factor;  /* no mean is taken off */
+    q.factor = 1.0f;
+    ampi_rows_each(AMPI_DIVIDE, &q, x, NULL, x, rows, ld);
+}
+
+/* Weighted sums of n columns of values, from `column` on, in r->sums, not yet divided by the sums
+   of weights: of queries [i, i + rows) of one block. */
+AMPI_FN void ampi_attention_sums(const ampi_attention* a, const ampi_attention_room* r, size_t b,
+        size_t h, size_t i, size_t rows, size_t column, size_t n, ampi_softmax_state* state) {
+    const amp_attention_shape* s = &a->s;
+    const ampi_interval seen = ampi_keys_of_block(s, b, i);
+    const ampi_operand q = ampi_matrix(ampi_query_at(a, a->q, s->ldq, b, i, h), s->ldq, 1);
+    size_t keys;
+    ampi_fill(state->max, AMPI_QUERIES, -AMPI_FLT_MAX);
+    ampi_fill(state->sum, AMPI_QUERIES, 0.0f);
+    if (seen.from == seen.to) memset(r->sums, 0, rows * ampi_padded(n) * sizeof *r->sums);
+    for (size_t j = seen.from; j < seen.to; j += keys) {
+        keys = ampi_min_size(AMPI_KEYS - j % AMPI_KEYS, seen.to - j);
+        const size_t ld = ampi_padded(keys);
+        const ampi_operand k = ampi_matrix(ampi_key_at(a, a->k, s->ldk, b, j, h / a->group),
+            s->ldk, 1);
+        const ampi_operand v = ampi_matrix(ampi_from(ampi_key_at(a, a->v, s->ldv, b, j,
+            h / a->group), column), s->ldv, 0);
+        const ampi_operand weights = ampi_matrix(amp_ref_of(r->tile, a->weight), ld, 1);
+        ampi_tile_product(r, &q, &k, rows, keys, s->head_size, s->scale, 0.0f, r->tile, ld);
+        ampi_tile_mask(a, b, ampi_keys_of, r->tile, i, rows, j, keys, ampi_float(0xff800000u));
+        ampi_softmax_step(state, r->tile, rows, ld);
+        ampi_tile_round(r->tile, a->weight, rows * ld);
+        if (j > seen.from) ampi_rows_scale(r->sums, state->keep, rows, ampi_padded(n));
+        ampi_tile_product(r, &weights, &v, rows, n, keys, 1.0f, j > seen.from, r->sums,
+            ampi_padded(n));
+    }
+}
+
+/* y and lse of some queries of a head; a query that sees no key has zeros. */
+AMPI_FN void ampi_attention_queries(const ampi_attention* a, const ampi_attention_room* r,
+        size_t b, size_t h, size_t i, size_t rows) {
+    const amp_attention_shape* s = &a->s;
+    ampi_softmax_state state;
+    size_t n;
+    for (size_t column = 0; column < s->head_size; column += n) {
+        n = ampi_min_size(s->head_size - column, r->columns);
+        ampi_attention_sums(a, r, b, h, i, rows, column, n, &state);
+        for (size_t m = 0; m < rows; m++) {
+            const ampi_interval seen = ampi_keys_of(s, b, i + m);
+            const int none = seen.from == seen.to;
+            if (none) memset(r->sums + m * ampi_padded(n), 0, n * sizeof *r->sums);
+            state.keep[m] = none ? 0.0f : 1.0f / state.sum[m];
+            if (a->lse && column == 0)
+                a->lse[(b * s->heads + h) * s->queries + i + m] = none ? ampi_float(0xff800000u)
+                    : ampi_clean_nan(state.max[m] + ampi_log(AMPI_FMA_NATIVE, state.sum[m]));
+        }
+        ampi_rows_scale(r->sums, state.keep, rows, ampi_padded(n));
+        ampi_tile_out(ampi_from(ampi_query_at(a, a->y, s->ldy, b, i, h), column), s->ldy, r->sums,
+            ampi_padded(n), rows, n);
+    }
+}
+
+/* A block of queries of a head. */
+AMPI_FN void ampi_attention_y_task(const ampi_attention* a, size_t task,
+        const ampi_attention_room* r) {
+    const amp_attention_shape* s = &a->s;
+    const size_t blocks = ampi_div_up(s->queries, AMPI_QUERIES), head = task / blocks;
+    const size_t first = task % blocks * AMPI_QUERIES;
+    const size_t end = ampi_min_size(first + AMPI_QUERIES, s->queries);
+    for (size_t i = first; i < end; i += r->queries)
+        ampi_attention_queries(a, r, head / s->heads, head % s->heads, i,
+            ampi_min_size(r->queries, end - i));
+}
+
+/* --- backward --- */
+
+/* A gradient while it is summed in FP32: where it lies, or in scratch memory. */
+typedef struct ampi_slope_sums {
+    amp_ref to;      /* data NULL: not wanted */
+    size_t  ld, rows, n;
+    float*  sums;
+    size_t  sums_ld;
+} ampi_slope_sums;
+/* Where a gradient is summed; scratch: for one of 16 bits. */
+AMPI_FN ampi_slope_sums ampi_slope_sums_of(amp_ref to, size_t ld, size_t rows, size_t n,
+        float* scratch) {
+    const int direct = ampi_dtype_or_f32(to.dtype) == AMP_F32;
+    const ampi_slope_sums g = { to, ld, rows, n, direct ? (float*)to.data : scratch,
+        direct ? ld : ampi_padded(n) };
+    return g;
+}
+
+/* Sums begin with zeros, or with what the gradient holds if it is added to. */
+AMPI_FN void ampi_slope_sums_begin(const ampi_attention* a, const ampi_slope_sums* g) {
+    const int add = a->accumulate & AMP_ACCUMULATE_INPUT;
+    for (size_t i = 0; i < g->rows && g->to.data; i++) {
+        float* row = g->sums + i * g->sums_ld;
+        if (!add) memset(row, 0, g->n * sizeof *row);
+        else if (g->sums != (const float*)g->to.data)
+            ampi_load_f32(row, g->to.data, g->to.dtype, i * g->ld, g->n);
+    }
+}
+
+/* Stores what was summed in scratch memory. */
+AMPI_FN void ampi_slope_sums_end(const ampi_slope_sums* g) {
+    if (g->to.data && g->sums != (const float*)g->to.data)
+        ampi_tile_out(g->to, g->ld, g->sums, g->sums_ld, g->rows, g->n);
+}
+
+/* Scores become weights, gradients of weights those of scores. lse, dot: one a column. */
+AMPI_KERNEL(ampi_attention_slopes, (float* tile, float* slopes, const float* lse,
+        const float* dot, size_t rows, size_t n), tile, slopes, lse, dot, rows, n) {
+    for (size_t r = 0; r < rows; r++, tile += n, slopes += n) {
+        AMPI_LOOP(tile, n, ampi_exp(hw, tile[i] - lse[i]));
+        AMPI_LOOP(slopes, n, tile[i] * (slopes[i] - dot[i]));
+    }
+}
+
+/* dot[r] = sum of y * dy over row r of some queries of a head. */
+AMPI_FN void ampi_attention_dots(const ampi_attention* a, size_t b, size_t h, size_t i,
+        size_t rows, float* dot) {
+    AMPI_ALIGNED float y[AMPI_KEYS], dy[AMPI_KEYS];
+    ampi_row_sums sums;
+    for (size_t r = 0; r < rows; r++) {
+        const amp_ref from = ampi_query_at(a, a->y, a->s.ldy, b, i + r, h);
+        const amp_ref slope = ampi_query_at(a, a->dy, a->s.ldy, b, i + r, h);
+        for (size_t n, c = 0; c < a->s.head_size; c += n) {
+            n = ampi_min_size(a->s.head_size - c, AMPI_KEYS);
+            ampi_load_f32(y, from.data, from.dtype, c, n);
+            ampi_load_f32(dy, slope.data, slope.dtype, c, n);
+            memset(y + n, 0, (ampi_padded(n) - n) * sizeof *y);
+            memset(dy + n, 0, (ampi_padded(n) - n) * sizeof *dy);
+            ampi_sum_rows(AMPI_PRODUCTS, &sums, y, dy, NULL, 1, n, c > 0);
+        }
+        dot[r] = (float)sums.dot[0];
+    }
+}
+
+/* P^T in r->tile and dS^T in r->slopes, rounded to their types: of keys [j, j + keys) by queries
+   [i, i + rows), padded(rows) elements from row to row. */
+AMPI_FN void ampi_attention_tiles(const ampi_attention* a, const ampi_attention_room* r, size_t b,
+        size_t h, size_t i, size_t rows, size_t j, size_t keys) {
+    const amp_attention_shape* s = &a->s;
+    const size_t g = h / a->group, ld = ampi_padded(rows);
+    const ampi_operand q = ampi_matrix(ampi_query_at(a, a->q, s->ldq, b, i, h), s->ldq, 1);
+    const ampi_operand k = ampi_matrix(ampi_key_at(a, a->k, s->ldk, b, j, g), s->ldk, 1);
+    const ampi_operand v = ampi_matrix(ampi_key_at(a, a->v, s->ldv, b, j, g), s->ldv, 1);
+    const ampi_operand dy = ampi_matrix(ampi_query_at(a, a->dy, s->ldy, b, i, h), s->ldy, 1);
+    const float* saved = a->lse + (b * s->heads + h) * s->queries + i;
+    float lse[AMPI_QUERIES] = { 0 }, dot[AMPI_QUERIES] = { 0 };
+    ampi_tile_product(r, &k, &q, keys, rows, s->head_size, s->scale, 0.0f, r->tile, ld);
+    ampi_tile_product(r, &v, &dy, keys, rows, s->head_size, 1.0f, 0.0f, r->slopes, ld);
+    for (size_t m = 0; m < keys; m++) {
+        memset(r->tile + m * ld + rows, 0, (ld - rows) * sizeof *r->tile);
+        memset(r->slopes + m * ld + rows, 0, (ld - rows) * sizeof *r->slopes);
+    }
+
+    /* -inf: a query that sees nothing, whose row the mask clears */
+    for (size_t m = 0; m < rows; m++)
+        lse[m] = ampi_bits(saved[m]) == 0xff800000u ? 0.0f : saved[m];
+    ampi_attention_dots(a, b, h, i, rows, dot);
+    ampi_attention_slopes(r->tile, r->slopes, lse, dot, keys, ld);
+    ampi_tile_mask(a, b, ampi_queries_of, r->tile, j, keys, i, rows, 0.0f);
+    ampi_tile_mask(a, b, ampi_queries_of, r->slopes, j, keys, i, rows, 0.0f);
+    ampi_tile_round(r->tile, a->weight, keys * ld);
+    ampi_tile_round(r->slopes, a->slope, keys * ld);
+}
+
+/* The dq of a head of a sequence, of queries [i, i + rows) in n columns. */
+AMPI_FN ampi_slope_sums ampi_attention_dq(const ampi_attention* a, size_t b, size_t h, size_t i,
+        size_t rows, size_t column, size_t n, float* scratch) {
+    return ampi_slope_sums_of(ampi_from(ampi_query_at(a, a->dq, a->s.ldq, b, i, h), column),
+        a->s.ldq, rows, n, scratch);
+}
+
+/* Adds to dq, of `rows` queries from its row `from` on, what a tile of keys from j on gives. */
+AMPI_FN void ampi_attention_add_dq(const ampi_attention* a, const ampi_attention_room* r,
+        size_t b, size_t h, size_t rows, size_t j, size_t keys, size_t column,
+        const ampi_slope_sums* dq, size_t from) {
+    const ampi_operand slopes = ampi_matrix(amp_ref_of(r->slopes, a->slope), ampi_padded(rows), 0);
+    const ampi_operand k = ampi_matrix(ampi_from(ampi_key_at(a, a->k, a->s.ldk, b, j,
+        h / a->group), column), a->s.ldk, 0);
+    if (dq->to.data)
+        ampi_tile_product(r, &slopes, &k, rows, dq->n, keys, a->s.scale, 1.0f,
+            dq->sums + from * dq->sums_ld, dq->sums_ld);
+}
+
+/* Adds what a tile of queries [i, i + rows) gives to dk and dv: to `keys` rows from `from` on, in
+   columns from `column` on. */
+AMPI_FN void ampi_attention_add_dkv(const ampi_attention* a, const ampi_attention_room* r,
+        size_t b, size_t h, size_t i, size_t rows, size_t keys, size_t column,
+        const ampi_slope_sums* dk, const ampi_slope_sums* dv, size_t from) {
+    const amp_attention_shape* s = &a->s;
+    const ampi_operand slopes = ampi_matrix(amp_ref_of(r->slopes, a->slope), ampi_padded(rows), 1);
+    const ampi_operand weights = ampi_matrix(amp_ref_of(r->tile, a->weight), ampi_padded(rows), 1);
+    const ampi_operand q = ampi_matrix(ampi_from(ampi_query_at(a, a->q, s->ldq, b, i, h), column),
+        s->ldq, 0);
+    const ampi_operand dy = ampi_matrix(ampi_from(ampi_query_at(a, a->dy, s->ldy, b, i, h),
+        column), s->ldy, 0);
+    if (dv->to.data)
+        ampi_tile_product(r, &weights, &dy, keys, dv->n, rows, 1.0f, 1.0f,
+            dv->sums + from * dv->sums_ld, dv->sums_ld);
+    if (dk->to.data)
+        ampi_tile_product(r, &slopes, &q, keys, dk->n, rows, s->scale, 1.0f,
+            dk->sums + from * dk->sums_ld, dk->sums_ld);
+}
+
+/* dk and dv of keys [j, j + keys), of one tile, in n columns; where they are all columns, and
+   `with_dq`, the tile adds to dq too, whose sums lie in scratch memory head by head. */
+AMPI_FN void ampi_attention_keys(const ampi_attention* a, const ampi_attention_room* r, size_t b,
+        size_t g, size_t j, size_t keys, size_t column, size_t n, int with_dq) {
+    const amp_attention_shape* s = &a->s;
+    const size_t ld = ampi_padded(n);
+    const ampi_slope_sums dk = ampi_slope_sums_of(ampi_from(ampi_key_at(a, a->dk, s->ldk, b, j, g),
+        column), s->ldk, keys, n, r->sums);
+    const ampi_slope_sums dv = ampi_slope_sums_of(ampi_from(ampi_key_at(a, a->dv, s->ldv, b, j, g),
+        column), s->ldv, keys, n, r->sums + r->keys * ld);
+    size_t rows;
+    ampi_slope_sums_begin(a, &dk);
+    ampi_slope_sums_begin(a, &dv);
+    for (size_t h = 0; h < a->group; h++) {
+        const size_t head = g * a->group + h;
+        const ampi_slope_sums dq = ampi_attention_dq(a, b, head, 0, s->queries, 0, n,
+            r->sums + (2 * r->keys + h * s->queries) * ld);
+        for (size_t i = 0; i < s->queries; i += rows) {
+            const ampi_interval seen = ampi_overlap(ampi_keys_of_block(s, b, i), j, j + keys);
+            const size_t from = seen.from, count = seen.to - from;
+            rows = ampi_min_size(s->queries - i, AMPI_QUERIES);
+            if (count == 0) continue;
+            ampi_attention_tiles(a, r, b, head, i, rows, from, count);
+            ampi_attention_add_dkv(a, r, b, head, i, rows, count, column, &dk, &dv, from - j);
+            if (with_dq) ampi_attention_add_dq(a, r, b, head, rows, from, count, 0, &dq, i);
+        }
+    }
+    ampi_slope_sums_end(&dk);
+    ampi_slope_sums_end(&dv);
+}
+
+/* All gradients of one head of k and v. */
+AMPI_FN void ampi_attention_all_task(const ampi_attention* a, size_t task,
+        const ampi_attention_room* r) {
+    const amp_attention_shape* s = &a->s;
+    const size_t b = task / s->kv_heads, g = task % s->kv_heads, d = s->head_size;
+    for (int end = 0; end < 2; end++) {
+        for (size_t h = 0; h < a->group; h++) {
+            const ampi_slope_sums dq = ampi_attention_dq(a, b, g * a->group + h, 0, s->queries, 0,
+                d, r->sums + (2 * r->keys + h * s->queries) * ampi_padded(d));
+            if (end) ampi_slope_sums_end(&dq);
+            else ampi_slope_sums_begin(a, &dq);
+        }
+        for (size_t j = 0; j < s->keys && !end; j += AMPI_KEYS)
+            ampi_attention_keys(a, r, b, g, j, ampi_min_size(s->keys - j, AMPI_KEYS), 0, d, 1);
+    }
+}
+
+/* dk and dv of r->keys keys. */
+AMPI_FN void ampi_attention_dkv_task(const ampi_attention* a, size_t task,
+        const ampi_attention_room* r) {
+    const amp_attention_shape* s = &a->s;
+    const size_t runs = ampi_div_up(s->keys, r->keys), head = task / runs;
+    const size_t j = task % runs * r->keys, keys = ampi_min_size(s->keys - j, r->keys);
+    for (size_t c = 0; c < s->head_size; c += r->columns)
+        ampi_attention_keys(a, r, head / s->kv_heads, head % s->kv_heads, j, keys, c,
+            ampi_min_size(s->head_size - c, r->columns), 0);
+}
+
+/* dq of a block of queries, r->queries at a time. */
+AMPI_FN void ampi_attention_dq_task(const ampi_attention* a, size_t task,
+        const ampi_attention_room* r) {
+    const amp_attention_shape* s = &a->s;
+    const size_t blocks = ampi_div_up(s->queries, AMPI_QUERIES), head = task / blocks;
+    const size_t b = head / s->heads, h = head % s->heads, first = task % blocks * AMPI_QUERIES;
+    const size_t end = ampi_min_size(first + AMPI_QUERIES, s->queries);
+    const ampi_interval seen = ampi_keys_of_block(s, b, first);
+    size_t keys;
+    for (size_t i = first; i < end; i += r->queries)
+        for (size_t c = 0; c < s->head_size; c += r->columns) {
+            const size_t rows = ampi_min_size(end - i, r->queries);
+            const ampi_slope_sums dq = ampi_attention_dq(a, b, h, i, rows, c,
+                ampi_min_size(s->head_size - c, r->columns), r->sums);
+            ampi_slope_sums_begin(a, &dq);
+            for (size_t j = seen.from; j < seen.to; j += keys) {
+                keys = ampi_min_size(AMPI_KEYS - j % AMPI_KEYS, seen.to - j);
+                ampi_attention_tiles(a, r, b, h, i, rows, j, keys);
+                ampi_attention_add_dq(a, r, b, h, rows, j, keys, c, &dq, 0);
+            }
+            ampi_slope_sums_end(&dq);
+        }
+}
+
+/* --- passes --- */
+
+/* Forward; all gradients; dk and dv alone; dq alone. */
+typedef enum ampi_attention_kind { AMPI_ATTENTION_Y, AMPI_ATTENTION_ALL, AMPI_ATTENTION_DKV,
+        AMPI_ATTENTION_DQ } ampi_attention_kind;
+/* Tasks of one kind, and what a thread's scratch memory holds beside that of products. */
+typedef struct ampi_attention_pass {
+    ampi_attention_work work;
+    size_t tasks, queries, keys, columns;  /* as in ampi_attention_room */
+    size_t tiles, rows;                    /* tiles; rows of results */
+    size_t floats;
+} ampi_attention_pass;
+enum { AMPI_ATTENTION_STACK = 9216 };  /* floats of a pass on the stack, at most */
+
+/* A pass in a workspace, or on the stack. */
+AMPI_FN ampi_attention_pass ampi_attention_pass_of(const ampi_attention* a,
+        ampi_attention_kind kind, int on_stack) {
+    static const ampi_attention_work work[] = { ampi_attention_y_task, ampi_attention_all_task,
+        ampi_attention_dkv_task, ampi_attention_dq_task };
+    const amp_attention_shape* s = &a->s;
+    const int by_keys = kind == AMPI_ATTENTION_ALL || kind == AMPI_ATTENTION_DKV;
+    ampi_attention_pass p;
+    p.work = work[kind];
+    p.queries = on_stack && !by_keys ? 16 : AMPI_QUERIES;
+    p.keys = on_stack && by_keys ? 32 : AMPI_KEYS;
+    p.columns = on_stack ? ampi_min_size(s->head_size, by_keys ? 32 : 64) : s->head_size;
+    p.tasks = s->batch * s->heads * ampi_div_up(s->queries, AMPI_QUERIES);
+    if (by_keys) p.tasks = s->batch * s->kv_heads;
+    if (kind == AMPI_ATTENTION_DKV) p.tasks *= ampi_div_up(s->keys, p.keys);
+
+    p.tiles = kind == AMPI_ATTENTION_Y ? 1 : 2;
+    p.rows = by_keys ? 2 * p.keys : p.queries;
+    if (kind == AMPI_ATTENTION_ALL) p.rows += a->group * s->queries;
+    p.floats = p.tiles * p.queries * p.keys + p.rows * ampi_padded(p.columns);
+    return p;
+}
+
+/* Floats that products of tiles work in at full speed, on one thread. */
+AMPI_FN size_t ampi_attention_products(const amp_attention_shape* s) {
+    const size_t side = ampi_max_size(AMPI_KEYS, s->head_size);
+    ampi_product product;
+    ampi_plan p;
+    ampi_product_init(&product, side, side, side, AMP_NONE, side);
+    AMPI_CLEAR(p);
+    ampi_plan_blocks(&p, ampi_kernels_now(), &product, side, side, 0);
+    return ampi_padded(p.floats);
+}
+
+/* Threads that share a pass: one for less than a million multiplications. */
+AMPI_FN size_t ampi_attention_shares(const amp_attention_shape* s, size_t tasks) {
+    const double each = (double)s->queries * (double)s->keys * (double)s->head_size;
+    return (double)(s->batch * s->heads) * each < 1e6 ? 1 : ampi_min_size(ampi_threads(), tasks);
+}
+
+/* Every shares-th task from number `share` on. memory: p->floats, then those of products, if
+   any. */
+AMPI_FN void ampi_attention_share(const ampi_attention* a, const ampi_attention_pass* p,
+        const amp_exec* exec, float* memory, size_t products, size_t share, size_t shares) {
+    const size_t tile = p->queries * p->keys;
+    ampi_attention_room r;
+    AMPI_CLEAR(r);
+    r.tile = memory;
+    r.slopes = memory + (p->tiles - 1) * tile;
+    r.sums = memory + p->tiles * tile;
+    r.queries = p->queries;
+    r.keys = p->keys;
+    r.columns = p->columns;
+    if (exec) r.exec = *exec;
+    r.exec.workspace = products > 0 ? memory + p->floats : NULL;
+    r.exec.workspace_size = products * sizeof *memory;
+    for (size_t task = share; task < p->tasks; task += shares) p->work(a, task, &r);
+}
+
+/* A share without a workspace. */
+AMPI_APART void ampi_attention_share_on_stack(const ampi_attention* a,
+        const ampi_attention_pass* p, const amp_exec* exec, size_t share, size_t shares) {
+    float memory[AMPI_ATTENTION_STACK + 16];
+    ampi_attention_share(a, p, exec, ampi_align64(memory), 0, share, shares);
+}
+
+/* Floats that a thread's share of a pass takes in a workspace. */
+AMPI_FN size_t ampi_attention_each(const ampi_attention* a, ampi_attention_kind kind) {
+    return ampi_attention_pass_of(a, kind, 0).floats + ampi_attention_products(&a->s) + 32;
+}
+
+/* Runs a pass in the workspace, with as many threads as that has room for, else on their stacks. */
+AMPI_FN void ampi_attention_run(const ampi_attention* a, ampi_attention_kind kind,
+        const amp_exec* exec) {
+    const size_t each = ampi_attention_each(a, kind), fit = ampi_room(exec) / each;
+    const ampi_attention_pass p = ampi_attention_pass_of(a, kind, fit == 0);
+    size_t shares = ampi_attention_shares(&a->s, p.tasks);
+    if (fit > 0) shares = ampi_min_size(shares, fit);
+    float* memory = fit > 0 ? ampi_align64(exec->workspace) : NULL;
+    AMPI_PARALLEL_FOR(shares > 1, for (int64_t i = 0; i < (int64_t)shares; i++) {
+        if (memory) ampi_attention_share(a, &p, exec, memory + (size_t)i * each, each - p.floats,
+                (size_t)i, shares);
+        else ampi_attention_share_on_stack(a, &p, exec, (size_t)i, shares);
+    });
+}
+
+/* --- calls --- */
+
+/* Refuses a shape that is not valid; gives it its defaults. */
+AMPI_FN amp_result ampi_attention_check(ampi_attention* a, const char* op,
+        const amp_attention_shape* shape, const amp_exec* exec) {
+    amp_attention_shape* s = &a->s;
+    size_t n;
+    AMPI_CLEAR(*a);
+    AMPI_REFUSE_OP(!shape, AMP_ERR_ARGUMENT, "%s: the shape is NULL", op);
+    *s = *shape;
+    if (s->keys == 0) s->keys = s->queries;
+    if (s->kv_heads == 0) s->kv_heads = s->heads;
+    AMPI_REFUSE_OP(s->queries == 0 || s->heads == 0 || s->head_size == 0, AMP_ERR_SHAPE,
+        "%s: %lld queries, %lld heads of %lld elements; each must be 1 or more", op,
+        ampi_shown(s->queries), ampi_shown(s->heads), ampi_shown(s->head_size));
+    AMPI_REFUSE_OP(s->heads % s->kv_heads != 0, AMP_ERR_SHAPE,
+        "%s: %lld heads are not whole groups for %lld kv_heads", op, ampi_shown(s->heads),
+        ampi_shown(s->kv_heads));
+    AMPI_REFUSE_OP(s->window > 0 && !s->causal, AMP_ERR_SHAPE,
+        "%s: the window is %lld, but only causal attention has one", op, ampi_shown(s->window));
+    if (s->key_stride == 0) s->key_stride = s->keys;
+    AMPI_REFUSE_OP(s->key_stride < s->keys, AMP_ERR_SHAPE,
+        "%s: key_stride is %lld, but a sequence has %lld keys", op, ampi_shown(s->key_stride),
+        ampi_shown(s->keys));
+    AMPI_REFUSE_OP(!ampi_in_range(&s->scale, -AMPI_FLT_MAX, AMPI_FLT_MAX), AMP_ERR_DESC,
+        "%s: the scale is not finite", op);
+    /* No product of sizes below overflows, or any sum of two. */
+    n = ampi_area(ampi_area(ampi_max_size(s->batch, 1), s->heads), s->head_size);
+    n = ampi_area(n, ampi_max_size(s->queries, s->key_stride));
+    AMPI_REFUSE_OP(n > SIZE_MAX / 64 || s->window > SIZE_MAX / 4, AMP_ERR_ARGUMENT,
+        "%s: an operand has more elements than memory can hold, or a negative size", op);
+
+    if (s->scale == 0.0f) s->scale = (float)(1.0 / sqrt((double)s->head_size));
+    if (s->ldq == 0) s->ldq = s->heads * s->head_size;
+    if (s->ldk == 0) s->ldk = s->kv_heads * s->head_size;
+    if (s->ldv == 0) s->ldv = s->kv_heads * s->head_size;
+    if (s->ldy == 0) s->ldy = s->heads * s->head_size;
+    a->group = s->heads / s->kv_heads;
+    return AMP_OK;
+}
+
+/* Refuses lengths outside of the keys. */
+AMPI_FN amp_result ampi_attention_check_lengths(const amp_attention_shape* s, const char* op,
+        const amp_exec* exec) {
+    for (size_t b = 0; b < s->batch && s->lengths; b++)
+        AMPI_REFUSE_OP(s->lengths[b] < 0 || (size_t)s->lengths[b] > s->keys, AMP_ERR_ARGUMENT,
+            "%s: lengths[%lld] is %d, outside of 0 to %lld keys", op, ampi_shown(b),
+            (int)s->lengths[b], ampi_shown(s->keys));
+    return AMP_OK;
+}
+
+/* The type of a tile that is multiplied by x: that of x, as products read it, if 16 bits. */
+AMPI_FN amp_dtype ampi_tile_type(amp_ref x, const amp_exec* exec) {
+    const amp_dtype t = ampi_dtype_or_f32(x.dtype);
+    return t == AMP_F32 && exec && exec->operands ? exec->operands : t;
+}
+
+/* Bytes for full speed, see the interface. */
+AMP_DEF size_t amp_attention_workspace(const amp_attention_shape* s) {
+    ampi_attention a;
+    size_t floats = 0;
+    if (ampi_attention_check(&a, "attention", s, NULL) != AMP_OK) return 0;
+    for (int i = AMPI_ATTENTION_Y; i <= AMPI_ATTENTION_DQ; i++) {
+        const ampi_attention_kind kind = (ampi_attention_kind)i;
+        floats = ampi_max_size(floats, ampi_attention_each(&a, kind) * ampi_attention_shares(&a.s,
+            ampi_attention_pass_of(&a, kind, 0).tasks));
+    }
+    return ampi_floats_workspace(floats);
+}
+
+/* The operands' checks; gradients: NULL in a forward call. */
+AMP_DEF amp_result amp_attention_forward(const amp_attention_shape* shape, amp_ref q, amp_ref k,
+        amp_ref v, amp_ref y, float* lse, const amp_exec* exec) {
+    const char* op = "attention";
+    ampi_attention a;
+    AMPI_TRY(ampi_attention_check(&a, op, shape, exec));
+    const amp_attention_shape* s = &a.s;
+    const size_t rows = s->batch * s->queries, d = s->heads * s->head_size;
+    const size_t kv_d = s->kv_heads * s->head_size;
+    const size_t kv_rows = s->batch > 0 ? (s->batch - 1) * s->key_stride + s->keys : 0;
+    const ampi_argument list[] = {
+        { "q", q.data, q.dtype, AMPI_IN, rows, d, s->ldq },
+        { "k", k.data, k.dtype, AMPI_IN, kv_rows, kv_d, s->ldk },
+        { "v", v.data, v.dtype, AMPI_IN, kv_rows, kv_d, s->ldv },
+        { "y", y.data, y.dtype, AMPI_OUT, rows, d, s->ldy },
+        AMPI_ARG_F32(lse, AMPI_OUT | AMPI_NULL, rows * s->heads),
+        { "lengths", s->lengths, AMP_F32, AMPI_NULL, AMPI_FLAT(s->batch) }
+    };
+    AMPI_TRY(AMPI_CHECK_MATRICES(ampi_exec_logger(exec), op, list));
+    AMPI_TRY(ampi_attention_check_lengths(s, op, exec));
+    AMPI_TRY(ampi_check_exec(exec, op));
+    AMPI_COMPUTE_OP;
+    a.q = q; a.k = k; a.v = v; a.y = y;
+    a.lse = lse;
+    a.weight = ampi_tile_type(v, exec);
+    AMPI_GROW_WORKSPACE(amp_attention_workspace(s))
+    ampi_attention_run(&a, AMPI_ATTENTION_Y, exec);
+    AMPI_DONE_OP;
+}
+
+/* One pass over tiles for all gradients; or two, which form tiles twice, where memory or heads of k
+   and v are few. */
+AMP_DEF amp_result amp_attention_backward(const amp_attention_shape* shape, amp_ref dy, amp_ref q,
+        amp_ref k, amp_ref v, amp_ref y, const float* lse, amp_ref dq, amp_ref dk, amp_ref dv,
+        int accumulate, const amp_exec* exec) {
+    const char* op = "attention backward";
+    const int use = ampi_gradient_use(accumulate, AMP_ACCUMULATE_INPUT);
+    ampi_attention a;
+    AMPI_TRY(ampi_attention_check(&a, op, shape, exec));
+    const amp_attention_shape* s = &a.s;
+    const size_t rows = s->batch * s->queries, d = s->heads * s->head_size;
+    const size_t kv_d = s->kv_heads * s->head_size;
+    const size_t kv_rows = s->batch > 0 ? (s->batch - 1) * s->key_stride + s->keys : 0;
+    const ampi_argument list[] = {
+        { "dy", dy.data, dy.dtype, AMPI_IN, rows, d, s->ldy },
+        { "q", q.data, q.dtype, AMPI_IN, rows, d, s->ldq },
+        { "k", k.data, k.dtype, AMPI_IN, kv_rows, kv_d, s->ldk },
+        { "v", v.data, v.dtype, AMPI_IN, kv_rows, kv_d, s->ldv },
+        { "y", y.data, y.dtype, AMPI_IN, rows, d, s->ldy },
+        AMPI_ARG_F32(lse, AMPI_IN, rows * s->heads),
+        { "dq", dq.data, dq.dtype, use, rows, d, s->ldq },
+        { "dk", dk.data, dk.dtype, use, kv_rows, kv_d, s->ldk },
+        { "dv", dv.data, dv.dtype, use, kv_rows, kv_d, s->ldv },
+        { "lengths", s->lengths, AMP_F32, AMPI_NULL, AMPI_FLAT(s->batch) }
+    };
+    AMPI_TRY(AMPI_CHECK_MATRICES(ampi_exec_logger(exec), op, list));
+    AMPI_TRY(ampi_attention_check_lengths(s, op, exec));
+    AMPI_TRY(ampi_check_exec(exec, op));
+    AMPI_COMPUTE_OP;
+    a.q = q; a.k = k; a.v = v; a.y = y; a.dy = dy; a.dq = dq; a.dk = dk; a.dv = dv;
+    a.lse = (float*)ampi_mutable(lse);
+    a.accumulate = accumulate;
+    a.weight = ampi_tile_type(v, exec);
+    a.slope = ampi_tile_type(q, exec);
+    AMPI_GROW_WORKSPACE(amp_attention_workspace(s))
+
+    /* Tiles take five products, those of two passes together seven. */
+    const size_t all = ampi_attention_shares(s, s->batch * s->kv_heads);
+    const size_t threads = ampi_attention_shares(s, SIZE_MAX);
+    if (7 * all >= 5 * threads && ampi_room(exec) >= ampi_attention_each(&a, AMPI_ATTENTION_ALL)) {
+        ampi_attention_run(&a, AMPI_ATTENTION_ALL, exec);
+    } else {
+        if (dk.data || dv.data) ampi_attention_run(&a, AMPI_ATTENTION_DKV, exec);
+        if (dq.data) ampi_attention_run(&a, AMPI_ATTENTION_DQ, exec);
+    }
+    AMPI_DONE_OP;
+}
+
+/* --- rope --- */
+
+enum { AMPI_ROPE_PAIRS = 512 };  /* of a head, at most */
+
+/* A call, checked. list: x, y. */
+typedef struct ampi_rope {
+    amp_rope_shape s;  /* with its defaults */
+    const ampi_argument* list;
+    float direction;   /* -1 turns back */
+    uint64_t turns[AMPI_ROPE_PAIRS];  /* of a pair from a position to the next, times 2^64 */
+} ampi_rope;
+
+/* theta^(-i / pairs) / (2 pi), times 2^64, for each pair i. The root x = theta^(-1 / pairs) comes
+   from Newton's method, which falls to it from 1: by a factor of about e^(1 / pairs) each time
+   while it is far. */
+AMPI_FN void ampi_rope_turns(ampi_rope* r, double theta) {
+    const int64_t pairs = (int64_t)(r->s.head_size / 2);
+    const double to = 1.0 / theta;
+    double x = 1.0;
+    for (int n = 0; n < 128; n++) {
+        const double power = ampi_pow_int(x, pairs - 1);
+        x -= (ampi_mul64(x, power) - to) / ampi_mul64((double)pairs, power);
+    }
+    for (int64_t i = 0; i < pairs; i++)
+        r->turns[i] = (uint64_t)ampi_mul64(ampi_mul64(ampi_pow_int(x, i), 0.15915494309189535),
+            18446744073709551616.0);
+}
+
+/* What each element of a head and its partner in the pair are multiplied by at a position, for n
+   elements, whole heads. */
+AMPI_FN void ampi_rope_factors(const ampi_rope* r, uint64_t position, float* own, float* other,
+        size_t n) {
+    const size_t d = r->s.head_size, pairs = d / 2;
+    for (size_t i = 0; i < pairs; i++) {
+        /* the angle as a fraction of 2^64, less the nearest of four quarters: an eighth at most */
+        const uint64_t turn = position * r->turns[i], quarter = (turn + ((uint64_t)1 << 61)) >> 62;
+        const int64_t rest = (int64_t)(turn - (quarter << 62));
+        const size_t first = r->s.interleaved ? 2 * i : i;
+        const size_t second = r->s.interleaved ? 2 * i + 1 : i + pairs;
+        float c, s;
+        ampi_turn(AMPI_FMA_NATIVE, (float)rest * 5.42101086e-20f, (int)quarter, &c, &s);
+        own[first] = own[second] = c;
+        other[first] = -s * r->direction;
+        other[second] = s * r->direction;
+    }
+    for (size_t i = d; i < n; i++) {
+        own[i] = own[i - d];
+        other[i] = other[i - d];
+    }
+}
+
+/* x = x * own + partner * other. */
+AMPI_KERNEL(ampi_rope_apply, (float* x, const float* partner, const float* own,
+        const float* other, size_t n), x, partner, own, other, n) {
+    AMPI_LOOP(x, n, ampi_fma(hw, x[i], own[i], partner[i] * other[i]));
+}
+
+/* n elements of a row, from element `at` on, whole heads. */
+AMPI_FN void ampi_rope_heads(const ampi_rope* r, size_t at, size_t n, const float* own,
+        const float* other) {
+    AMPI_ALIGNED float x[AMPI_ROWS_TILE], partner[AMPI_ROWS_TILE];
+    const size_t d = r->s.head_size, pairs = d / 2;
+    ampi_load_f32(x, r->list[0].data, r->list[0].dtype, at, n);
+    for (size_t i = 0; i < n && r->s.interleaved; i++) partner[i] = x[i ^ 1];
+    for (size_t i = 0; i < n && !r->s.interleaved; i += d) {
+        memcpy(partner + i, x + i + pairs, pairs * sizeof *x);
+        memcpy(partner + i + pairs, x + i, pairs * sizeof *x);
+    }
+    memset(x + n, 0, AMPI_LANES * sizeof *x);
+    memset(partner + n, 0, AMPI_LANES * sizeof *x);
+    ampi_rope_apply(x, partner, own, other, n);
+    ampi_store(&r->list[1], at, x, n);
+}
+
+/* All sequences at one position. */
+AMPI_FN void ampi_rope_position(const ampi_rope* r, size_t t) {
+    AMPI_ALIGNED float own[AMPI_ROWS_TILE] = { 0 }, other[AMPI_ROWS_TILE] = { 0 };
+    const amp_rope_shape* s = &r->s;
+    const size_t all = s->heads * s->head_size;
+    const size_t together = ampi_min_size(all, AMPI_PART / s->head_size * s->head_size);
+    ampi_rope_factors(r, (uint64_t)(s->offset + t), own, other, together);
+    for (size_t b = 0; b < s->batch; b++) {
+        const size_t row = (b * s->positions + t) * s->width;
+        for (size_t i = 0; i < all; i += together)
+            ampi_rope_heads(r, row + i, ampi_min_size(all - i, together), own, other);
+        for (size_t n, i = all; (n = ampi_part_size(s->width, i)) > 0; i += n) {
+            float x[AMPI_PART];
+            ampi_load_f32(x, r->list[0].data, r->list[0].dtype, row + i, n);
+            ampi_store(&r->list[1], row + i, x, n);
+        }
+    }
+}
+
+/* Checks the operands x and y, with y's use, then turns position by position. */
+AMPI_FN amp_result ampi_rope_run(const char* op, const amp_rope_shape* shape, amp_ref x,
+        amp_ref y, const char* const names[2], int use, float direction, const amp_exec* exec) {
+    ampi_rope r;
+    AMPI_REFUSE_OP(!shape, AMP_ERR_ARGUMENT, "%s: the shape is NULL", op);
+    r.s = *shape;
+    r.direction = direction;
+    AMPI_REFUSE_OP(r.s.head_size == 0 || r.s.head_size % 2 != 0
+        || r.s.head_size > 2 * AMPI_ROPE_PAIRS, AMP_ERR_SHAPE,
+        "%s: head_size is %lld; it must be even, from 2 to 1024", op, ampi_shown(r.s.head_size));
+    const size_t heads = ampi_area(r.s.heads, r.s.head_size);
+    if (r.s.width == 0) r.s.width = heads;
+    AMPI_REFUSE_OP(r.s.width < heads, AMP_ERR_SHAPE,
+        "%s: the width is %lld, but a row has %lld heads of %lld elements", op,
+        ampi_shown(r.s.width), ampi_shown(r.s.heads), ampi_shown(r.s.head_size));
+    if (r.s.theta == 0.0f) r.s.theta = 10000.0f;
+    AMPI_REFUSE_OP(!ampi_in_range(&r.s.theta, 1.0f, AMPI_FLT_MAX), AMP_ERR_DESC,
+        "%s: theta must be finite and at least 1", op);
+    const size_t n = ampi_area(ampi_area(r.s.batch, r.s.positions), r.s.width);
+    const ampi_argument list[] = {
+        { names[0], x.data, x.dtype, AMPI_SAME, AMPI_FLAT(n) },
+        { names[1], y.data, y.dtype, use, AMPI_FLAT(n) }
+    };
+    AMPI_CHECK(op, n, list);
+    AMPI_COMPUTE_OP;
+    r.list = list;
+    ampi_rope_turns(&r, (double)r.s.theta);
+    const int64_t positions = n > 0 && y.data ? (int64_t)r.s.positions : 0;
+    AMPI_PARALLEL_OVER(n, for (int64_t t = 0; t < positions; t++)
+        ampi_rope_position(&r, (size_t)t));
+    AMPI_DONE_OP;
+}
+
+/* A rotation forward. */
+AMP_DEF amp_result amp_rope_forward(const amp_rope_shape* s, amp_ref x, amp_ref y,
+        const amp_exec* exec) {
+    static const char* const names[] = { "x", "y" };
+    return ampi_rope_run("rope", s, x, y, names, AMPI_OUT | AMPI_SAME, 1.0f, exec);
+}
+
+/* A rotation's transpose is the rotation back. */
+AMP_DEF amp_result amp_rope_backward(const amp_rope_shape* s, amp_ref dy, amp_ref dx,
+        int accumulate, const amp_exec* exec) {
+    static const char* const names[] = { "dy", "dx" };
+    const int add = ampi_gradient_use(accumulate, AMP_ACCUMULATE_INPUT);
+    return ampi_rope_run("rope backward", s, dy, dx, names,
+        add & AMPI_ADDS ? add : add | AMPI_SAME, -1.0f, exec);
+}
+
 /* >>impl-policy Which operator runs in which type: one table of operators, one list of rules for
    each level and style.
    Words. LOW, FP32, PROMOTE, FOLLOW, GRAY: see amp_rule. This room knows no model and no memory. */
@@ -11701,26 +12636,6 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
    of one weight is in impl-vector. This room calls impl-scaler and impl-scan. */
 
 /* --- schedule --- */
-/* A product in double that no compiler fuses with a following sum. */
-AMPI_HD AMPI_FN double ampi_mul64(double a, double b) {
-#if defined(__CUDA_ARCH__)
-    return __dmul_rn(a, b);
-#else
-    volatile double product = a * b;
-    return product;
-#endif
-}
-
-/* x to the power n >= 0, by squares, each product rounded to double. */
-AMPI_HD AMPI_FN double ampi_pow_int(double x, int64_t n) {
-    double result = 1.0;
-    for (; n > 0; n >>= 1) {
-        if (n & 1) result = ampi_mul64(result, x);
-        x = ampi_mul64(x, x);
-    }
-    return result;
-}
-
 /* sin(pi/2 * u) if odd, or cos, for u in [0, 1/2]: Taylor series whose first omitted term is below
    2^-57. */
 AMPI_HD AMPI_FN double ampi_quarter_series(double u, int odd) {
@@ -12802,10 +13717,12 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
 
         /* operators */
         amp_gemm_workspace, amp_conv2d_workspace, amp_layer_norm_workspace,
+        amp_attention_workspace,
         amp_gemm, AMPI_BOTH(linear), AMPI_BOTH(conv2d), AMPI_BOTH(conv_transpose2d),
         AMPI_BOTH(pool2d), AMPI_BOTH(batch_norm), AMPI_BOTH(layer_norm), AMPI_BOTH(rms_norm),
         AMPI_BOTH(activation), AMPI_BOTH(leaky_relu),
         AMPI_BOTH(softmax), ampi_cpu_dropout, amp_add_forward, AMPI_BOTH(mul), AMPI_BOTH(concat),
+        AMPI_BOTH(attention), AMPI_BOTH(rope),
         AMPI_BOTH(softmax_cross_entropy), AMPI_BOTH(mse), AMPI_BOTH(bce_with_logits),
         ampi_mean_forward, ampi_mean_backward,
 
@@ -18826,6 +19743,7 @@ AMP_DEF void amp_history_add(amp_history* h, const amp_step_info* info) {
    m and v of amp_param are void*. Structs that grew at their ends: amp_loss_desc, amp_param,
    amp_param_group, amp_comm, amp_conv2d_desc, amp_conv2d_shape; amp_model_desc and
    amp_optimizer_desc have new fields within. A backend of your own needs the table's new entries.
+   Operators: amp_attention_*, amp_rope_*, which a backend of your own needs too.
    Cross-entropy has ld and an ignored label; layer norm's backward pass needs no saved statistics.
    Sequences: positions and lengths of amp_batch, amp_data, amp_input_desc, amp_layer, amp_custom;
    classes of amp_loss_desc. Zero these structs.

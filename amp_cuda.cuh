@@ -6180,6 +6180,33 @@ AMPI_CUDA(mul_backward, amp_ref dy, amp_ref a, amp_ref b, amp_ref da, amp_ref db
         q);
 }
 
+/* --- operators without a kernel --- */
+
+/* Refuses a call of an operator that has no kernel yet. */
+AMPI_FN amp_result ampi_cuda_no_kernel(const amp_exec* exec, const char* op) {
+    AMPI_REFUSE_OP(1, AMP_ERR_UNSUPPORTED, "%s: there is no kernel for a GPU yet", op);
+}
+
+AMPI_FN size_t ampi_cuda_attention_workspace(const amp_attention_shape*) { return 0; }
+
+AMPI_CUDA(attention_forward, const amp_attention_shape*, amp_ref, amp_ref, amp_ref, amp_ref,
+        float*) {
+    return ampi_cuda_no_kernel(exec, "amp_cuda_attention_forward");
+}
+
+AMPI_CUDA(attention_backward, const amp_attention_shape*, amp_ref, amp_ref, amp_ref, amp_ref,
+        amp_ref, const float*, amp_ref, amp_ref, amp_ref, int) {
+    return ampi_cuda_no_kernel(exec, "amp_cuda_attention_backward");
+}
+
+AMPI_CUDA(rope_forward, const amp_rope_shape*, amp_ref, amp_ref) {
+    return ampi_cuda_no_kernel(exec, "amp_cuda_rope_forward");
+}
+
+AMPI_CUDA(rope_backward, const amp_rope_shape*, amp_ref, amp_ref, int) {
+    return ampi_cuda_no_kernel(exec, "amp_cuda_rope_backward");
+}
+
 /* >>impl-loss   Losses: softmax cross-entropy by rows; mean squared error and binary cross-entropy
    by elements.
    Words. part: a sum of its own, over terms that a fixed rule chooses; parts are added in ascending
@@ -8896,6 +8923,7 @@ AMP_DEF const amp_backend* amp_cuda_backend(void) {
 
         /* operators */
         ampi_cuda_gemm_workspace, ampi_cuda_conv2d_workspace, ampi_cuda_layer_norm_workspace,
+        ampi_cuda_attention_workspace,
         ampi_cuda_gemm, ampi_cuda_linear_forward<0>, ampi_cuda_linear_backward,
         ampi_cuda_conv2d_forward<0>, ampi_cuda_conv2d_backward,
         AMPI_CUDA_BOTH(conv_transpose2d), AMPI_CUDA_BOTH(pool2d),
@@ -8903,6 +8931,7 @@ AMP_DEF const amp_backend* amp_cuda_backend(void) {
         AMPI_CUDA_BOTH(activation), AMPI_CUDA_BOTH(leaky_relu), AMPI_CUDA_BOTH(softmax),
         ampi_cuda_dropout_forward,
         ampi_cuda_add_forward, AMPI_CUDA_BOTH(mul), AMPI_CUDA_BOTH(concat),
+        AMPI_CUDA_BOTH(attention), AMPI_CUDA_BOTH(rope),
         AMPI_CUDA_BOTH(softmax_cross_entropy),
         ampi_cuda_loss_forward<AMPI_MSE>, ampi_cuda_loss_backward<AMPI_MSE>,
         ampi_cuda_loss_forward<AMPI_BCE>, ampi_cuda_loss_backward<AMPI_BCE>,
