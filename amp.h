@@ -616,6 +616,14 @@ AMP_DEF amp_result amp_concat_forward(amp_ref x, size_t d, amp_ref y, size_t d_t
 AMP_DEF amp_result amp_concat_backward(amp_ref y, size_t d_total, size_t column, amp_ref x,
     size_t d, size_t rows, int accumulate, const amp_exec* exec);
 
+/* Row i of y[N,D] is row tokens[i] of w[V,D], converted. A token outside of 0..V-1 is
+   AMP_ERR_ARGUMENT. */
+AMP_DEF amp_result amp_embedding_forward(const int32_t* tokens, amp_ref w, amp_ref y, size_t n,
+    size_t vocabulary, size_t d, const amp_exec* exec);
+/* A row of dw[V,D] is the sum of the rows of dy[N,D] with its token, in ascending order. */
+AMP_DEF amp_result amp_embedding_backward(amp_ref dy, const int32_t* tokens, amp_ref dw,
+    int accumulate, size_t n, size_t vocabulary, size_t d, const amp_exec* exec);
+
 /* --- attention --- */
 
 /* Attention, head by head: y = softmax(scale * q * k^T) * v, D = head_size. A position is a row:
@@ -762,7 +770,9 @@ AMP_DEF amp_result amp_bce_with_logits_backward(amp_ref x, amp_ref target,
     X(CUSTOM,     "custom",     FP32,    FP32,    PLAIN,  BOTH,   NONE)  /* rules: its desc's */ \
     X(MEAN,       "mean",       FP32,    FP32,    LOSS,   INPUT,  NONE) \
     X(CONV_TRANSPOSE2D, "conv_transpose2d", LOW, LOW, MATRIX, INPUT, NONE) \
-    X(RMS_NORM,   "rms_norm",   FP32,    FP32,    NORM,   INPUT,  NONE)
+    X(RMS_NORM,   "rms_norm",   FP32,    FP32,    NORM,   INPUT,  NONE) \
+    X(EMBEDDING,  "embedding",  FP32,    LOW,     MATRIX, INPUT,  NONE)  /* its weight's type */ \
+    X(POSITION_EMBEDDING, "position_embedding", FP32, LOW, MATRIX, NONE, BOTH)  /* likewise */
 #define AMPI_X(name, ...) AMP_OP_##name,
 typedef AMPI_ENUM(amp_op) { AMP_OP_LIST(AMPI_X) } amp_op;
 #undef AMPI_X
@@ -829,7 +839,8 @@ enum { AMP_STYLE_COUNT = 0 AMP_STYLE_LIST(AMPI_COUNT) };
     X(ONEFLOW, O1, DROPOUT, GRAY) \
     X(ONEFLOW, O1, ADD, GRAY) \
     X(ONEFLOW, O1, MUL, GRAY) \
-    X(ONEFLOW, O1, CONCAT, FOLLOW)
+    X(ONEFLOW, O1, CONCAT, FOLLOW) \
+    X(ONEFLOW, O1, POSITION_EMBEDDING, GRAY)
 
 /* AMP_ZERO in the int fields means "no" where the level would say "yes". */
 typedef struct amp_policy_desc {
@@ -1414,10 +1425,12 @@ AMP_DEF const char* amp_model_error(const amp_model* m);
 /* --- building: an error is remembered, later calls do nothing, and finalize returns it --- */
 
 /* How weights start. Torch (and MindSpore, OneFlow): weights and biases uniform within
-   +-1/sqrt(fan_in). He: normal, sd sqrt(2/fan_in), biases 0. Xavier: uniform within
-   +-sqrt(6/(fan_in+fan_out)), biases 0. */
+   +-1/sqrt(fan_in); embeddings normal, sd 1. He: normal, sd sqrt(2/fan_in), biases 0. Xavier:
+   uniform within +-sqrt(6/(fan_in+fan_out)), biases 0. Normal: the sd of the desc, or 0.02, biases
+   0. */
 typedef AMPI_ENUM(amp_init) {
-    AMP_INIT_TORCH = 0, AMP_INIT_HE = 1, AMP_INIT_XAVIER = 2, AMP_INIT_ZERO = 3
+    AMP_INIT_TORCH = 0, AMP_INIT_HE = 1, AMP_INIT_XAVIER = 2, AMP_INIT_ZERO = 3,
+        AMP_INIT_NORMAL = 4
 } amp_init;
 
 /* An input is loaded as (x * scale - mean) / std. Each operation is rounded to FP32, the result to
@@ -1447,7 +1460,13 @@ typedef struct amp_linear_desc {
     int out_features;  /* >= 1 */
     int no_bias;
     amp_init init;
+    float sd;          /* of AMP_INIT_NORMAL; 0 = 0.02 */
 } amp_linear_desc;
+typedef struct amp_embedding_desc {
+    int vocabulary, features;  /* >= 1; of a position embedding 0, or what they are */
+    amp_init init;
+    float sd;                  /* of AMP_INIT_NORMAL; 0 = 0.02 */
+} amp_embedding_desc;
 typedef struct amp_pool2d_desc {
     amp_pool kind;                   /* 0 = AMP_POOL_MAX */
     int kernel, kernel_h, kernel_w;
@@ -1484,6 +1503,18 @@ typedef struct amp_loss_desc {
 /* x[N,C,H,W]; rows of D features are (D,1,1). */
 AMP_DEF amp_value amp_input(amp_model* m, int channels, int height, int width);
 AMP_DEF amp_value amp_input_with(amp_model* m, const amp_input_desc* desc);
+/* A sequence of numbers 0..V-1, int32 [n,positions], for an embedding. */
+AMP_DEF amp_value amp_tokens(amp_model* m, int positions);
+/* Rows of a learned w[V,D], by token. */
+AMP_DEF amp_value amp_embedding(amp_model* m, amp_value tokens, int vocabulary, int features);
+AMP_DEF amp_value amp_embedding_with(amp_model* m, amp_value tokens,
+    const amp_embedding_desc* desc);
+/* x + w, with a learned row of w[T,D] for each position. */
+AMP_DEF amp_value amp_position_embedding(amp_model* m, amp_value x);
+AMP_DEF amp_value amp_position_embedding_with(amp_model* m, amp_value x,
+    const amp_embedding_desc* desc);
+/* x * w^T with the weight w[V,D] of the layer that made `embedding`: V logits. Gradients add. */
+AMP_DEF amp_value amp_tied_linear(amp_model* m, amp_value x, amp_value embedding);
 AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, int out_channels, int kernel, int stride,
     int pad);
 AMP_DEF amp_value amp_conv2d_with(amp_model* m, amp_value x, const amp_conv2d_desc* desc);
@@ -1572,7 +1603,7 @@ typedef struct amp_custom_param {
     size_t count;            /* >= 1 */
     amp_init init;
     size_t fan_in, fan_out;  /* of init; 0 = count */
-    float value;             /* with AMP_INIT_ZERO: what it starts with */
+    float value;             /* with AMP_INIT_ZERO: what it starts with; NORMAL: the sd */
 } amp_custom_param;
 
 /* Copied, with params and rules. */
@@ -1693,9 +1724,9 @@ AMP_DEF const amp_policy* amp_model_policy(const amp_model* m);
 typedef struct amp_batch {
     int n;                                /* samples; 1 .. desc.batch */
     const void* inputs[AMP_MAX_INPUTS];   /* [n,C,H,W] each, [n,t,C,H,W] of a sequence, in the order
-                                             of the amp_input calls */
+                                             of the amp_input and amp_tokens calls */
     amp_dtype   input_dtype;              /* 0 = AMP_F32; a float type or AMP_U8, see
-                                             amp_input_desc */
+                                             amp_input_desc. Tokens are AMP_I32 always */
     const void* targets[AMP_MAX_LOSSES];  /* per loss: labels[n,H,W] for cross-entropy, else
                                              float[n,C,H,W]; behind n the t of a sequence */
     amp_dtype   label_dtype;              /* 0 = AMP_I32; AMP_I64, AMP_U8. Without cross-entropy
@@ -2066,6 +2097,8 @@ static inline amp_value amp_input_with(amp_model* m, const amp_input_desc& d) {
 
 AMPI_LAYER(amp_conv2d_with, amp_conv2d_desc)
 AMPI_LAYER(amp_linear_with, amp_linear_desc)
+AMPI_LAYER(amp_embedding_with, amp_embedding_desc)
+AMPI_LAYER(amp_position_embedding_with, amp_embedding_desc)
 AMPI_LAYER(amp_pool2d_with, amp_pool2d_desc)
 AMPI_LAYER(amp_batch_norm_with, amp_norm_desc)
 AMPI_LAYER(amp_layer_norm_with, amp_norm_desc)
@@ -2180,6 +2213,9 @@ struct amp_backend {
     AMPI_ENTRY(mul_backward, amp_ref, amp_ref, amp_ref, amp_ref, amp_ref, int, size_t, size_t)
     AMPI_ENTRY(concat_forward, amp_ref, size_t, amp_ref, size_t, size_t, size_t)
     AMPI_ENTRY(concat_backward, amp_ref, size_t, size_t, amp_ref, size_t, size_t, int)
+    AMPI_ENTRY(embedding_forward, const int32_t* tokens, amp_ref, amp_ref, size_t, size_t, size_t)
+    AMPI_ENTRY(embedding_backward, amp_ref, const int32_t* tokens, amp_ref, int, size_t, size_t,
+        size_t)
     AMPI_ENTRY(attention_forward, const amp_attention_shape*, amp_ref, amp_ref, amp_ref, amp_ref,
         float*)
     AMPI_ENTRY(attention_backward, const amp_attention_shape*, amp_ref, amp_ref, amp_ref, amp_ref,
@@ -9321,6 +9357,82 @@ AMP_DEF amp_result amp_concat_backward(amp_ref y, size_t d_total, size_t column,
     AMPI_DONE_OP;
 }
 
+/* --- embedding --- */
+/* Refuses tokens that are no rows of a vocabulary. */
+AMPI_FN amp_result ampi_check_tokens(const amp_exec* exec, const char* op, const int32_t* tokens,
+        size_t n, size_t vocabulary) {
+    AMPI_REFUSE_OP(n > 0 && !tokens, AMP_ERR_ARGUMENT, "%s: tokens is NULL", op);
+    for (size_t i = 0; i < n; i++)
+        AMPI_REFUSE_OP(tokens[i] < 0 || (size_t)tokens[i] >= vocabulary, AMP_ERR_ARGUMENT,
+            "%s: token %d at position %llu is outside 0..%lld", op, (int)tokens[i], (ampi_ull)i,
+            ampi_shown(vocabulary) - 1);
+    return AMP_OK;
+}
+
+/* Checks, then copies row by row. */
+AMP_DEF amp_result amp_embedding_forward(const int32_t* tokens, amp_ref w, amp_ref y, size_t n,
+        size_t vocabulary, size_t d, const amp_exec* exec) {
+    const size_t count = ampi_area(n, d), all = ampi_area(vocabulary, d);
+    const ampi_argument list[] = {
+        AMPI_ARG(w, AMPI_IN | AMPI_NULL, all),
+        AMPI_ARG(y, AMPI_OUT | (count ? 0 : AMPI_NULL), count)
+    };
+    AMPI_CHECK("embedding", ampi_max_size(count, all), list);
+    AMPI_TRY(ampi_check_tokens(exec, "embedding", tokens, n, vocabulary));
+    AMPI_REFUSE_OP(count > 0 && !w.data, AMP_ERR_ARGUMENT, "embedding: w is NULL");
+    AMPI_COMPUTE_OP;
+    AMPI_PARALLEL_OVER(count, for (int64_t i = 0; i < (int64_t)n; i++)
+        amp_convert(ampi_from(y, (size_t)i * d), ampi_from(w, (size_t)tokens[i] * d), d));
+    AMPI_DONE_OP;
+}
+
+/* The first of tokens [from, to) that is `token`, or `to`. Groups are compared at once. */
+AMPI_FN size_t ampi_find_token(const int32_t* tokens, size_t from, size_t to, int32_t token) {
+    for (int found = 0; from + AMPI_LANES <= to; from += AMPI_LANES) {
+        for (size_t l = 0; l < AMPI_LANES; l++) found |= tokens[from + l] == token;
+        if (found) break;
+    }
+    while (from < to && tokens[from] != token) from++;
+    return from;
+}
+
+/* The row of dw of the token at position `first`, unless an earlier position has it too: the sum of
+   the rows of dy at its positions, as they ascend. */
+AMPI_FN void ampi_embedding_row(const ampi_argument* dy, const ampi_argument* dw,
+        const int32_t* tokens, size_t first, size_t n, size_t d) {
+    float sum[AMPI_ROWS_TILE], row[AMPI_ROWS_TILE];
+    const int32_t token = tokens[first];
+    if (ampi_find_token(tokens, 0, first, token) < first) return;
+    for (size_t count, start = 0; start < d; start += count) {
+        count = ampi_part_size(d, start);
+        ampi_load_f32(sum, dy->data, dy->dtype, first * d + start, count);
+        for (size_t i = first; (i = ampi_find_token(tokens, i + 1, n, token)) < n; ) {
+            ampi_load_f32(row, dy->data, dy->dtype, i * d + start, count);
+            for (size_t k = 0; k < count; k++) sum[k] += row[k];
+        }
+        ampi_store(dw, (size_t)token * d + start, sum, count);
+    }
+}
+
+/* Checks; rows without a token become 0, unless gradients are added; then sums row by row. */
+AMP_DEF amp_result amp_embedding_backward(amp_ref dy, const int32_t* tokens, amp_ref dw,
+        int accumulate, size_t n, size_t vocabulary, size_t d, const amp_exec* exec) {
+    const size_t count = ampi_area(n, d), all = ampi_area(vocabulary, d);
+    const int use = ampi_gradient_use(accumulate, AMP_ACCUMULATE_PARAMS);
+    const ampi_argument list[] = {
+        AMPI_ARG(dy, AMPI_IN | (count ? 0 : AMPI_NULL), count),
+        AMPI_ARG(dw, use, all)
+    };
+    AMPI_CHECK("embedding backward", ampi_max_size(count, all), list);
+    AMPI_TRY(ampi_check_tokens(exec, "embedding backward", tokens, n, vocabulary));
+    if (!dw.data) return AMP_OK;
+    if (!(use & AMPI_ADDS)) memset(dw.data, 0, all * ampi_type_size(dw.dtype));
+    AMPI_COMPUTE_OP;
+    AMPI_PARALLEL_OVER(count, for (int64_t i = 0; i < (int64_t)n; i++)
+        ampi_embedding_row(&list[0], &list[1], tokens, (size_t)i, n, d));
+    AMPI_DONE_OP;
+}
+
 /* >>impl-rows   Operators over rows: batch norm, layer norm, RMS norm, softmax, products.
    A row is the D features of a layer norm or softmax, or the pixels of one channel and image of
    a batch norm. Sums of rows, or of columns over rows, come first; then each row is written in
@@ -13722,7 +13834,7 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
         AMPI_BOTH(pool2d), AMPI_BOTH(batch_norm), AMPI_BOTH(layer_norm), AMPI_BOTH(rms_norm),
         AMPI_BOTH(activation), AMPI_BOTH(leaky_relu),
         AMPI_BOTH(softmax), ampi_cpu_dropout, amp_add_forward, AMPI_BOTH(mul), AMPI_BOTH(concat),
-        AMPI_BOTH(attention), AMPI_BOTH(rope),
+        AMPI_BOTH(embedding), AMPI_BOTH(attention), AMPI_BOTH(rope),
         AMPI_BOTH(softmax_cross_entropy), AMPI_BOTH(mse), AMPI_BOTH(bce_with_logits),
         ampi_mean_forward, ampi_mean_backward,
 
@@ -13796,9 +13908,11 @@ typedef struct ampi_node {
     int blamed;              /* 1 = the logger was told that inf or NaN began here */
     /* what the operator needs */
     amp_init init;           /* how its weights start */
+    float sd;                /* of AMP_INIT_NORMAL; 0 = 0.02 */
     struct ampi_custom* custom;  /* NULL for amp's own operators */
     size_t fan_in, fan_out;  /* products in an element of its output, and of the input's gradient;
-                                of a transposed convolution the other way round */
+                                of a transposed convolution the other way round; of an embedding
+                                its features and rows */
     amp_conv2d_shape conv;
     amp_pool2d_shape pool;
     amp_batch_norm_shape norm;   /* of a layer norm: eps */
@@ -14201,6 +14315,13 @@ AMPI_FN int ampi_norms_rows(const ampi_node* n) {
     return ampi_is(n, LAYER_NORM) || ampi_is(n, RMS_NORM);
 }
 
+AMPI_FN int ampi_is_tokens(const ampi_node* n) { return ampi_stored(n) == AMP_I32; }
+
+/* Has it a weight of rank 2, [fan_out, fan_in]? */
+AMPI_FN int ampi_is_dense(const ampi_node* n) {
+    return ampi_is(n, LINEAR) || ampi_is(n, EMBEDDING) || ampi_is(n, POSITION_EMBEDDING);
+}
+
 /* Behind flatten: the node that owns the memory. */
 AMPI_FN ampi_node* ampi_source(ampi_node* n) {
     while (ampi_is(n, FLATTEN)) n = n->inputs[0];
@@ -14296,9 +14417,14 @@ AMPI_FN amp_value ampi_layer_add(amp_model* m) {
     amp_layer* l = &n->layer;
     char shape[AMPI_SHAPE_TEXT];
     if (m->build_result != AMP_OK) return ampi_no_value();
-    for (int i = 0; i < n->input_count; i++)
+    for (int i = 0; i < n->input_count; i++) {
         AMPI_REFUSE_LAYER(ampi_is_loss(n->inputs[i]), AMP_ERR_SHAPE,
             "nothing can be built on a loss");
+        const int tokens = ampi_is_tokens(n->inputs[i]);
+        AMPI_REFUSE_LAYER(tokens != ampi_is(n, EMBEDDING), AMP_ERR_SHAPE, "'%s' has %s",
+            n->inputs[i]->layer.name, tokens ? "tokens, which only an embedding reads"
+            : "no tokens, as an embedding reads");
+    }
     AMPI_REFUSE_LAYER(!ampi_shape_fits(m, l->positions, l->channels, l->height, l->width),
         AMP_ERR_SHAPE, "its output %s is too large", ampi_shape_text(l, shape));
 
@@ -14320,12 +14446,16 @@ AMPI_FN amp_value ampi_layer_add(amp_model* m) {
     return v;
 }
 
-/* Adds the draft as a layer with a weight and, unless no_bias, a bias. */
-AMPI_FN amp_value ampi_layer_add_params(amp_model* m, int no_bias, amp_init init, size_t fan_in,
-        size_t fan_out) {
+/* Adds the draft as a layer with a weight and, unless no_bias, a bias; sd 0: the init's. */
+AMPI_FN amp_value ampi_layer_add_params(amp_model* m, int no_bias, amp_init init, float sd,
+        size_t fan_in, size_t fan_out) {
     ampi_node* n = &m->draft;
-    AMPI_REFUSE_LAYER((unsigned)init > AMP_INIT_ZERO, AMP_ERR_DESC, "init %d does not exist",
+    AMPI_REFUSE_LAYER((unsigned)init > AMP_INIT_NORMAL, AMP_ERR_DESC, "init %d does not exist",
         init);
+    AMPI_REFUSE_LAYER(sd != 0.0f && init != AMP_INIT_NORMAL, AMP_ERR_DESC,
+        "sd %g is for AMP_INIT_NORMAL only", (double)sd);
+    ampi_draft_range(m, "sd", &sd, AMPI_FLT_MAX);
+    n->sd = sd;
     n->params[AMPI_WEIGHT] = m->param_count++;
     if (!no_bias) n->params[AMPI_BIAS] = m->param_count++;
     n->init = init;
@@ -14363,13 +14493,37 @@ AMPI_FN amp_result ampi_keep_constants(amp_model* m, const amp_input_desc* d) {
     return AMP_OK;
 }
 
+/* Adds the draft, an input. */
+AMPI_FN amp_value ampi_input_add(amp_model* m) {
+    ampi_node* n = &m->draft;
+    AMPI_REFUSE_LAYER(m->input_count == AMP_MAX_INPUTS, AMP_ERR_SHAPE,
+        "a model has at most %d inputs", AMP_MAX_INPUTS);
+    n->index = m->input_count;
+    const amp_value v = ampi_layer_add(m);
+    if (v.id) m->inputs[m->input_count++] = m->last;
+    else ampi_free(n->constants, &m->desc.allocator);
+    return v;
+}
+
+/* Adds a sequence of tokens, one element at a position. */
+AMP_DEF amp_value amp_tokens(amp_model* m, int positions) {
+    if (!ampi_can_build(m, "tokens")) return ampi_no_value();
+    ampi_node* n = ampi_draft(m, AMP_OP_INPUT, NULL);
+    AMPI_REFUSE_LAYER(!ampi_shape_fits(m, positions, 1, 1, 1), AMP_ERR_SHAPE,
+        "tokens at %d positions for a batch of %d are not a size that can be had", positions,
+        m->desc.batch);
+    ampi_set_shape(n, 1, 1, 1);
+    n->layer.positions = positions;
+    n->is_sequence = positions > 1;
+    n->layer.storage_dtype = AMP_I32;
+    return ampi_input_add(m);
+}
+
 /* Adds an input, if its sizes, scale, mean and std are valid. */
 AMP_DEF amp_value amp_input_with(amp_model* m, const amp_input_desc* d) {
     if (!ampi_can_build(m, "input")) return ampi_no_value();
     ampi_node* n = ampi_draft(m, AMP_OP_INPUT, NULL);
     AMPI_REFUSE_NULL_DESC(d);
-    AMPI_REFUSE_LAYER(m->input_count == AMP_MAX_INPUTS, AMP_ERR_SHAPE,
-        "a model has at most %d inputs", AMP_MAX_INPUTS);
     const int positions = d->positions ? d->positions : 1;
     AMPI_REFUSE_LAYER(!ampi_shape_fits(m, positions, d->channels, d->height, d->width),
         AMP_ERR_SHAPE,
@@ -14382,14 +14536,9 @@ AMP_DEF amp_value amp_input_with(amp_model* m, const amp_input_desc* d) {
     n->reading.channels = (size_t)d->channels;
     n->reading.pixels = (size_t)d->height * (size_t)d->width;
     n->reading.scale = d->scale;
-    n->index = m->input_count;
     ampi_draft_range(m, "scale", &d->scale, AMPI_FLT_MAX);
     ampi_keep_constants(m, d);
-
-    const amp_value v = ampi_layer_add(m);
-    if (v.id) m->inputs[m->input_count++] = m->last;
-    else ampi_free(n->constants, &m->desc.allocator);
-    return v;
+    return ampi_input_add(m);
 }
 
 AMP_DEF amp_value amp_input(amp_model* m, int channels, int height, int width) {
@@ -14437,12 +14586,56 @@ AMP_DEF amp_value amp_linear_with(amp_model* m, amp_value x, const amp_linear_de
         "%d outputs from %llu inputs is not a size that can be had", d->out_features,
         (ampi_ull)n->features);
     ampi_set_shape(n, d->out_features, 1, 1);
-    return ampi_layer_add_params(m, d->no_bias, d->init, n->features, (size_t)d->out_features);
+    return ampi_layer_add_params(m, d->no_bias, d->init, d->sd, n->features,
+        (size_t)d->out_features);
 }
 
 AMP_DEF amp_value amp_linear(amp_model* m, amp_value x, int out_features) {
-    const amp_linear_desc d = { out_features, 0, AMP_INIT_TORCH };
+    const amp_linear_desc d = { out_features, 0, AMP_INIT_TORCH, 0.0f };
     return amp_linear_with(m, x, &d);
+}
+
+/* Adds the draft, an embedding of that many rows; Torch's begins as a normal one of sd 1. */
+AMPI_FN amp_value ampi_embedding_add(amp_model* m, const amp_embedding_desc* d, int rows) {
+    ampi_node* n = &m->draft;
+    const int is_torch = d->init == AMP_INIT_TORCH && d->sd == 0.0f;
+    const size_t features = (size_t)n->layer.channels * (size_t)n->layer.height
+        * (size_t)n->layer.width;
+    AMPI_REFUSE_LAYER(!ampi_shape_fits(m, rows, n->layer.channels, n->layer.height,
+        n->layer.width), AMP_ERR_DESC, "%d rows of %d features are not a size that can be had",
+        rows, n->layer.channels);
+    return ampi_layer_add_params(m, 1 /* no bias */, is_torch ? AMP_INIT_NORMAL : d->init,
+        is_torch ? 1.0f : d->sd, features, (size_t)rows);
+}
+
+/* Adds an embedding, if x are tokens. */
+AMP_DEF amp_value amp_embedding_with(amp_model* m, amp_value tokens, const amp_embedding_desc* d) {
+    AMPI_DRAFT(n, AMP_OP_EMBEDDING, tokens);
+    AMPI_REFUSE_NULL_DESC(d);
+    ampi_set_shape(n, d->features, 1, 1);
+    return ampi_embedding_add(m, d, d->vocabulary);
+}
+
+AMP_DEF amp_value amp_embedding(amp_model* m, amp_value tokens, int vocabulary, int features) {
+    const amp_embedding_desc d = { vocabulary, features, AMP_INIT_TORCH, 0.0f };
+    return amp_embedding_with(m, tokens, &d);
+}
+
+/* Adds an embedding whose rows are positions. */
+AMP_DEF amp_value amp_position_embedding_with(amp_model* m, amp_value x,
+        const amp_embedding_desc* desc) {
+    const amp_embedding_desc defaults = { 0, 0, AMP_INIT_TORCH, 0.0f }, *d = desc ? desc
+        : &defaults;
+    AMPI_DRAFT(n, AMP_OP_POSITION_EMBEDDING, x);
+    AMPI_REFUSE_LAYER((d->vocabulary && d->vocabulary != n->layer.positions)
+        || (d->features && (size_t)d->features != n->features), AMP_ERR_DESC,
+        "its weight is %dx%llu, not %dx%d", n->layer.positions, (ampi_ull)n->features,
+        d->vocabulary, d->features);
+    return ampi_embedding_add(m, d, n->layer.positions);
+}
+
+AMP_DEF amp_value amp_position_embedding(amp_model* m, amp_value x) {
+    return amp_position_embedding_with(m, x, NULL);
 }
 
 /* The first of two fields that is not 0, or the value that 0 stands for. */
@@ -14475,7 +14668,7 @@ AMPI_FN amp_value ampi_convolution_add(amp_model* m, amp_op op, amp_value x,
     const size_t area = (size_t)s.kernel_h * (size_t)s.kernel_w,
         in = (size_t)(s.channels / s.groups) * area,
         out = (size_t)(s.out_channels / s.groups) * area;
-    return ampi_layer_add_params(m, d->no_bias, d->init, transposed ? out : in,
+    return ampi_layer_add_params(m, d->no_bias, d->init, 0.0f, transposed ? out : in,
         transposed ? in : out);
 }
 
@@ -14569,7 +14762,7 @@ AMPI_FN amp_value ampi_norm(amp_model* m, amp_op op, amp_value x, const amp_norm
         AMP_ERR_DESC, "momentum %g must lie in [0,1], or be AMP_ZERO", (double)d->momentum);
     n->norm = s;
     /* gamma and beta start as 1 and 0 */
-    return ampi_layer_add_params(m, op == AMP_OP_RMS_NORM, AMP_INIT_ZERO, 1, 1);
+    return ampi_layer_add_params(m, op == AMP_OP_RMS_NORM, AMP_INIT_ZERO, 0.0f, 1, 1);
 }
 
 /* Adds a sum or product of x and y, whose shapes are equal; a product with one value of y a
@@ -14668,6 +14861,13 @@ AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_
     return v;
 }
 
+/* Adds the draft, whose parameters are an earlier layer's: the backward pass comes to it first. */
+AMPI_FN amp_value ampi_layer_add_sharing(amp_model* m) {
+    m->draft.shares_params = 1;
+    AMPI_EACH_NODE(each) each->adds_grads |= each->params[0] == m->draft.params[0];
+    return ampi_layer_add(m);
+}
+
 /* A layer's draft once more, on another input. What is of one layer alone begins anew. */
 AMP_DEF amp_value amp_reuse(amp_model* m, amp_value v, amp_value x) {
     ampi_node *of = ampi_node_of(m, v, "reuse"), *in = ampi_node_of(m, x, "reuse");
@@ -14680,7 +14880,8 @@ AMP_DEF amp_value amp_reuse(amp_model* m, amp_value v, amp_value x) {
         AMP_ERR_ARGUMENT, "'%s' is no layer that can be used again", of->layer.name);
     AMPI_REFUSE_LAYER(a->channels != b->channels || (!ampi_is(of, CONV2D)
         && (a->height != b->height || a->width != b->width))
-        || (a->positions > 1 && ampi_is_for_images(of)), AMP_ERR_SHAPE,
+        || (a->positions > 1 && ampi_is_for_images(of))
+        || (a->positions != b->positions && ampi_is(of, POSITION_EMBEDDING)), AMP_ERR_SHAPE,
         "'%s' takes %s, not %s", of->layer.name, ampi_shape_text(b, left),
         ampi_shape_text(a, right));
 
@@ -14693,15 +14894,29 @@ AMP_DEF amp_value amp_reuse(amp_model* m, amp_value v, amp_value x) {
     }
     n->pin_dtype = n->region_dtype = AMP_DTYPE_DEFAULT;
     n->is_output = n->keeps_grad = n->adds_grads = 0;
-    n->shares_params = 1;
     if (ampi_is(n, CONV2D)) {
         n->conv.height = a->height;
         n->conv.width = a->width;
         if (amp_conv2d_output(&n->conv, &n->layer.height, &n->layer.width, &m->draft_exec)
             != AMP_OK) return ampi_no_value();
     }
-    AMPI_EACH_NODE(each) each->adds_grads |= each->params[0] == n->params[0];
-    return ampi_layer_add(m);
+    return ampi_layer_add_sharing(m);
+}
+
+/* Adds a dense layer without bias, whose weight is an embedding's. */
+AMP_DEF amp_value amp_tied_linear(amp_model* m, amp_value x, amp_value embedding) {
+    const ampi_node* of = ampi_node_of(m, embedding, "tied_linear");
+    AMPI_DRAFT(n, AMP_OP_LINEAR, x);
+    AMPI_REFUSE_LAYER(!ampi_is(of, EMBEDDING), AMP_ERR_ARGUMENT, "'%s' is no embedding",
+        of->layer.name);
+    AMPI_REFUSE_LAYER(n->features != of->fan_in, AMP_ERR_SHAPE,
+        "'%s' has %llu features, not %llu", of->layer.name, (ampi_ull)of->fan_in,
+        (ampi_ull)n->features);
+    ampi_set_shape(n, (int)of->fan_out, 1, 1);
+    n->params[AMPI_WEIGHT] = of->params[AMPI_WEIGHT];
+    n->fan_in = of->fan_in;
+    n->fan_out = of->fan_out;
+    return ampi_layer_add_sharing(m);
 }
 
 /* Refuses a desc of a custom operator on the draft; else a copy of it becomes the draft's. */
@@ -14727,7 +14942,7 @@ AMPI_FN amp_result ampi_keep_custom(amp_model* m, const amp_custom_desc* d) {
             "the name of parameter %d must have 1 to 7 bytes of UTF-8", k);
         AMPI_REFUSE_DESC(p->count < 1 || p->count > INT32_MAX, "parameter '%s' has %llu elements",
             p->name, (ampi_ull)p->count);
-        AMPI_REFUSE_DESC((unsigned)p->init > AMP_INIT_ZERO, "init %d does not exist", p->init);
+        AMPI_REFUSE_DESC((unsigned)p->init > AMP_INIT_NORMAL, "init %d does not exist", p->init);
     }
 
     ampi_custom* c = (ampi_custom*)ampi_alloc(sizeof *c, &m->desc.allocator);
@@ -14823,9 +15038,10 @@ AMP_DEF void amp_pin(amp_model* m, amp_value v, amp_dtype dtype) {
    is one. */
 AMPI_FN ampi_node* ampi_owner_of(amp_model* m, amp_value v, const char* what) {
     ampi_node* n = ampi_node_of(m, v, what);
-    if (n && ampi_is_loss(n))
-        ampi_build_fail(AMP_ERR_ARGUMENT, "%s: '%s' is a loss", what, n->layer.name);
-    return n && !ampi_is_loss(n) ? ampi_source(n) : NULL;
+    const char* is = !n ? NULL : ampi_is_loss(n) ? "is a loss" : ampi_is_tokens(n) ? "has tokens"
+        : NULL;
+    if (is) ampi_build_fail(AMP_ERR_ARGUMENT, "%s: '%s' %s", what, n->layer.name, is);
+    return n && !is ? ampi_source(n) : NULL;
 }
 
 /* Adds a value to the outputs, unless it is one. */
@@ -14949,6 +15165,7 @@ AMPI_FN void ampi_resolve_storage(amp_model* m) {
 
     AMPI_EACH_NODE(n) {
         amp_dtype* t = &n->layer.storage_dtype;
+        if (ampi_is_tokens(n)) continue;
         *t = n->layer.rule == AMP_RULE_LOW && !n->f32_bias ? n->layer.compute_dtype : n->visible;
         if (ampi_is(n, FLATTEN)) *t = ampi_stored(n->inputs[0]);
         else if (n->custom) *t = n->layer.compute_dtype;
@@ -14990,7 +15207,8 @@ AMPI_FN amp_result ampi_place_casts(amp_model* m) {
         AMPI_CLEAR(n->casts);
         for (int j = 0; j < n->input_count; j++) {
             ampi_node* source = ampi_source(n->inputs[j]);
-            if ((wanted != AMP_F32 || n->custom) && wanted != ampi_stored(source))
+            if ((wanted != AMP_F32 || n->custom) && wanted != ampi_stored(source)
+                && !ampi_is_tokens(source))
                 source = ampi_cast_of(m, source, wanted, n);
             if (!source) return AMP_ERR_MEMORY;
             n->reads[j] = source;
@@ -15196,15 +15414,32 @@ AMPI_FN amp_dtype ampi_weight_dtype(const amp_model* m, const ampi_node* n) {
     return m->policy.master_weights || l->rule != AMP_RULE_LOW ? AMP_F32 : l->compute_dtype;
 }
 
+/* The type in which a parameter of n is kept for its readers: 16 bits where one reads them. Of an
+   embedding's weight *in_f32 is 1 where others read FP32: the tied layer, or the embedding. */
+AMPI_FN amp_dtype ampi_kept_dtype(const amp_model* m, const ampi_node* n, int* in_f32) {
+    amp_dtype kept = n->layer.param_dtype;
+    *in_f32 = 0;
+    if (!ampi_is(n, EMBEDDING)) return kept;
+    AMPI_EACH_NODE(user) {
+        const amp_dtype t = user->params[0] == n->params[0] ? ampi_weight_dtype(m, user) : kept;
+        if (t == AMP_F32) *in_f32 = 1;
+        else kept = t;
+    }
+    return kept;
+}
+
 /* Places parameter k of n in each block, and describes it in m->params; before there are blocks,
    counts its bytes only. */
 AMPI_FN void ampi_place_param(amp_model* m, ampi_node* n, int k) {
     const int index = n->params[k], is_bias = k == AMPI_BIAS && !n->custom;
     if (index == AMPI_NONE || n->shares_params) return;
-    const int is_low = n->layer.param_dtype != AMP_F32 && !(is_bias && n->f32_bias);
+    int in_f32;
+    const amp_dtype kept = ampi_kept_dtype(m, n, &in_f32);
+    const int is_low = kept != AMP_F32 && !(is_bias && n->f32_bias);
     amp_param p;
     AMPI_CLEAR(p);
     p.count = n->custom ? n->custom->params[k].count : ampi_norms_rows(n) ? n->features
+        : ampi_is_dense(n) && !is_bias ? n->fan_in * n->fan_out
         : (size_t)n->layer.channels * (is_bias ? 1 : ampi_is(n, CONV_TRANSPOSE2D) ? n->fan_out
             : n->fan_in);
     p.group = n->group;
@@ -15214,10 +15449,10 @@ AMPI_FN void ampi_place_param(amp_model* m, ampi_node* n, int k) {
     /* What exists of it: a low copy, a master, a gradient, moments; each in a block of its own. */
     if (is_low) {
         p.low = ampi_block_take(m, AMPI_BLOCK_LOW, p.count * 2);
-        p.low_dtype = n->layer.param_dtype;
+        p.low_dtype = kept;
     }
-    const int has_master = !is_low || (m->policy.master_weights && !m->desc.inference);
-    if (has_master && p.low_dtype == AMP_BF16 && m->desc.split_masters)
+    const int has_master = !is_low || in_f32 || (m->policy.master_weights && !m->desc.inference);
+    if (has_master && p.low_dtype == AMP_BF16 && m->desc.split_masters && !in_f32)
         p.rest = (uint16_t*)ampi_block_take(m, AMPI_BLOCK_MASTERS, p.count * 2);
     else if (has_master) p.master = ampi_floats_take(m, AMPI_BLOCK_MASTERS, p.count);
     if (ampi_is_trainable(m)) {
@@ -15239,9 +15474,10 @@ AMPI_FN void ampi_place_param(amp_model* m, ampi_node* n, int k) {
 }
 
 /* Weight number i of an init, drawn from the stream of that seed. */
-AMPI_FN float ampi_drawn_weight(amp_init init, size_t fan_in, size_t fan_out, uint64_t seed,
-        uint64_t i) {
+AMPI_FN float ampi_drawn_weight(amp_init init, float sd, size_t fan_in, size_t fan_out,
+        uint64_t seed, uint64_t i) {
     if (init == AMP_INIT_ZERO) return 0.0f;
+    if (init == AMP_INIT_NORMAL) return amp_random_normal(seed, i) * (sd == 0.0f ? 0.02f : sd);
     if (init == AMP_INIT_HE) return amp_random_normal(seed, i) * sqrtf(2.0f / (float)fan_in);
     const float u = 2.0f * amp_random_uniform(seed, i) - 1.0f;
     if (init == AMP_INIT_XAVIER) return u * sqrtf(6.0f / (float)(fan_in + fan_out));
@@ -15251,7 +15487,7 @@ AMPI_FN float ampi_drawn_weight(amp_init init, size_t fan_in, size_t fan_out, ui
 /* Element i of a parameter of a custom operator at the start. */
 AMPI_FN float ampi_initial_custom(const amp_custom_param* p, uint64_t seed, uint64_t i) {
     if (p->init == AMP_INIT_ZERO) return p->value;
-    return ampi_drawn_weight(p->init, p->fan_in ? p->fan_in : p->count,
+    return ampi_drawn_weight(p->init, p->value, p->fan_in ? p->fan_in : p->count,
         p->fan_out ? p->fan_out : p->count, seed, i);
 }
 
@@ -15259,7 +15495,7 @@ AMPI_FN float ampi_initial_custom(const amp_custom_param* p, uint64_t seed, uint
 AMPI_FN float ampi_initial_weight(const ampi_node* n, int is_bias, uint64_t seed, uint64_t i) {
     if (ampi_is_norm(n)) return is_bias ? 0.0f : 1.0f;
     if (is_bias && n->init != AMP_INIT_TORCH) return 0.0f;
-    return ampi_drawn_weight(n->init, n->fan_in, n->fan_out, seed, i);
+    return ampi_drawn_weight(n->init, n->sd, n->fan_in, n->fan_out, seed, i);
 }
 
 /* The seed of a stream of random numbers: near model seeds and near streams become far apart. */
@@ -15737,18 +15973,18 @@ AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
 }
 
 /* Shape of a parameter: conv2d weight [O,C/groups,KH,KW], of a transposed one [C,O/groups,KH,KW],
-   linear weight [O,I], others [count]. */
+   linear weight [O,I], embedding weight [V,D] or [T,D], others [count]. */
 AMPI_FN void ampi_param_shape(const amp_model* m, int param, int* rank, size_t shape[4]) {
     const ampi_node* n = m->first;
     while (n && n->params[0] != param) n = n->next;
-    *rank = !n || n->row->kind != AMPI_KIND_MATRIX ? 1 : ampi_is(n, LINEAR) ? 2 : 4;
-    shape[0] = m->params[param].count;
-    if (*rank == 1) return;
+    *rank = !n || n->row->kind != AMPI_KIND_MATRIX ? 1 : ampi_is_dense(n) ? 2 : 4;
+    shape[0] = *rank == 2 ? n->fan_out : m->params[param].count;
+    if (*rank == 2) shape[1] = n->fan_in;
+    if (*rank < 4) return;
     const amp_conv2d_shape* s = &n->conv;
     const int transposed = ampi_is(n, CONV_TRANSPOSE2D);
     shape[0] = (size_t)(transposed ? s->channels : n->layer.channels);
-    shape[1] = *rank == 2 ? n->fan_in
-        : (size_t)((transposed ? s->out_channels : s->channels) / s->groups);
+    shape[1] = (size_t)((transposed ? s->out_channels : s->channels) / s->groups);
     shape[2] = (size_t)s->kernel_h;
     shape[3] = (size_t)s->kernel_w;
 }
@@ -15795,11 +16031,13 @@ AMPI_FN void ampi_start_pass(amp_model* m, const amp_batch* b, int training) {
     }
 }
 
-/* What layers read of parameter number `param`: its low copy, or the master. */
-AMPI_FN amp_ref ampi_weights(const amp_model* m, int param) {
-    if (param == AMPI_NONE) return AMP_NONE;
-    const amp_param* p = &m->params[param];
-    return p->low ? amp_ref_of(p->low, p->low_dtype) : amp_f32(p->master);
+/* What n reads of its parameter k: the low copy, or the master. An embedding in FP32 may have both,
+   see ampi_kept_dtype. */
+AMPI_FN amp_ref ampi_weights(const amp_model* m, const ampi_node* n, int k) {
+    if (n->params[k] == AMPI_NONE) return AMP_NONE;
+    const amp_param* p = &m->params[n->params[k]];
+    const int in_f32 = ampi_is(n, EMBEDDING) && n->layer.param_dtype == AMP_F32;
+    return p->low && !in_f32 ? amp_ref_of(p->low, p->low_dtype) : amp_f32(p->master);
 }
 
 /* What an optimizer trains: the masters, or without them the low weights. */
@@ -15858,7 +16096,7 @@ AMPI_FN amp_result ampi_run_custom(amp_model* m, const ampi_node* n, void* const
     c.exec = &m->exec;
     c.user_data = d->user_data;
     for (int j = 0; j < n->input_count; j++) c.x[j] = ampi_output_of(n->reads[j]);
-    for (int k = 0; k < d->param_count; k++) c.w[k] = ampi_weights(m, n->params[k]);
+    for (int k = 0; k < d->param_count; k++) c.w[k] = ampi_weights(m, n, k);
     if (dx) {
         c.dy = ampi_gradient_of(n);
         c.add_dw = ampi_adds_grads(m, n) != 0;
@@ -16012,6 +16250,19 @@ AMPI_FN amp_result ampi_backward_norm(amp_model* m, const ampi_node* n, amp_ref 
     return ampi_run(batch_norm_backward, &n->norm, dy, x, w, mean, variance, dx, dw, db, add);
 }
 
+/* The value y of an operator of sequences. Positions are added sample by sample: they are rows of
+   w. */
+AMPI_FN amp_result ampi_forward_sequence(amp_model* m, const ampi_node* n, amp_ref x, amp_ref w,
+        amp_ref y) {
+    const size_t count = n->rows * n->features, each = count / m->pass.samples;
+    if (ampi_is(n, EMBEDDING))
+        return ampi_run(embedding_forward, (const int32_t*)x.data, w, y, n->rows, n->fan_out,
+            n->features);
+    for (size_t i = 0; i < count; i += each)
+        AMPI_RUN(add_forward, ampi_from(x, i), w, ampi_from(y, i), each);
+    return AMP_OK;
+}
+
 /* The case of an activation, by its name in AMP_ACTIVATION_LIST, with locals of the function
    below. */
 #define AMPI_CASE_FORWARD(NAME, ...) \
@@ -16025,8 +16276,8 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
     const ampi_node *in = n->reads[0], *second = n->reads[1];
     if (!in) return AMP_OK;  /* ampi_load_inputs has filled it */
     const amp_ref x = ampi_output_of(in), y = ampi_output_of(n);
-    const amp_ref w = ampi_weights(m, n->params[AMPI_WEIGHT]);
-    const amp_ref b = ampi_weights(m, n->params[AMPI_BIAS]);
+    const amp_ref w = ampi_weights(m, n, AMPI_WEIGHT);
+    const amp_ref b = ampi_weights(m, n, AMPI_BIAS);
     const size_t rows = n->rows, count = rows * n->features;
 
     switch (n->layer.op) {
@@ -16056,6 +16307,8 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
             AMPI_TRY(f->concat_forward(x, in->features, y, n->features, 0, rows, e));
             return f->concat_forward(ampi_output_of(second), second->features, y, n->features,
                 in->features, rows, e);
+        case AMP_OP_EMBEDDING: case AMP_OP_POSITION_EMBEDDING:
+            return ampi_forward_sequence(m, n, x, w, y);
         case AMP_OP_SOFTMAX_CROSS_ENTROPY: case AMP_OP_MSE: case AMP_OP_BCE_WITH_LOGITS:
         case AMP_OP_MEAN: return ampi_loss_value(m, n);
         case AMP_OP_CUSTOM: return ampi_run_custom(m, n, NULL /* forward */);
@@ -16077,7 +16330,8 @@ AMPI_FN amp_result ampi_collect(amp_model* m, amp_stats* out, amp_ref x, size_t 
 /* Where the pass observes layers: statistics of a layer's output, or (is_gradient) of that output's
    gradient, for amp_model_stats. Casts and losses are left out. */
 AMPI_FN amp_result ampi_observe(amp_model* m, const ampi_node* n, int is_gradient) {
-    if (!m->pass.observed || n->layer.op == AMPI_OP_CAST || ampi_is_loss(n)) return AMP_OK;
+    if (!m->pass.observed || n->layer.op == AMPI_OP_CAST || ampi_is_loss(n) || ampi_is_tokens(n))
+        return AMP_OK;
     amp_layer_stats* to = &m->pass.observed[n->number];
     return ampi_collect(m, is_gradient ? &to->output_gradient : &to->output, is_gradient
         ? ampi_gradient_of(n) : ampi_output_of(n), n->rows * n->features);
@@ -16142,6 +16396,31 @@ AMPI_FN amp_result ampi_loss_gradient(amp_model* m, const ampi_node* n, amp_ref 
     return AMP_OK;
 }
 
+/* dw of a position embedding: the sum of dy over samples, as of the bias of a dense layer on rows
+   of all positions. Those beyond the batch's have 0. */
+AMPI_FN amp_result ampi_positions_gradient(amp_model* m, const ampi_node* n, amp_ref dy, amp_ref dw,
+        int add) {
+    const size_t each = n->rows * n->features / m->pass.samples, all = n->fan_in * n->fan_out;
+    if (!dw.data) return AMP_OK;
+    if (!add && each < all)
+        AMPI_RUN(zero, ampi_mutable(ampi_from(dw, each).data),
+            (all - each) * ampi_type_size(dw.dtype));
+    return ampi_run(linear_backward, dy, dy, dy, AMP_NONE, AMP_NONE, dw, add, m->pass.samples, 1,
+        each);
+}
+
+/* The gradients of an operator of sequences: dx, if its data is not NULL, and dw. */
+AMPI_FN amp_result ampi_backward_sequence(amp_model* m, const ampi_node* n, amp_ref dy, amp_ref dx,
+        amp_ref dw) {
+    const int add = ampi_adds_grads(m, n);
+    if (ampi_is(n, EMBEDDING))
+        return ampi_run(embedding_backward, dy, (const int32_t*)n->reads[0]->data, dw, add, n->rows,
+            n->fan_out, n->features);
+    AMPI_TRY(ampi_positions_gradient(m, n, dy, dw, add));
+    if (!dx.data || dx.data == dy.data) return AMP_OK;
+    return ampi_run(convert, dx, dy, n->rows * n->features);
+}
+
 /* As AMPI_CASE_FORWARD; dx is written, not added to. */
 #define AMPI_CASE_BACKWARD(NAME, ...) case AMP_OP_##NAME: \
     return f->activation_backward(AMP_##NAME, dy, saved, dx, 0, count, e);
@@ -16158,7 +16437,7 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
     const int from_input = n->row->reads == AMPI_READS_INPUT, add = ampi_adds_grads(m, n);
     const amp_ref dy = ampi_gradient_of(n), dx = amp_ref_of(to, ampi_stored(in));
     const amp_ref saved = ampi_output_of(from_input ? in : n);
-    const amp_ref w = ampi_weights(m, n->params[AMPI_WEIGHT]);
+    const amp_ref w = ampi_weights(m, n, AMPI_WEIGHT);
     const amp_ref dw = ampi_weight_grad(m, n->params[AMPI_WEIGHT]);
     const amp_ref db = ampi_weight_grad(m, n->params[AMPI_BIAS]);
     const size_t rows = n->rows, count = in->rows * in->features;
@@ -16193,6 +16472,8 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
             /* The second input's features lie last in a row of dy. */
             return f->concat_backward(dy, n->features, j ? n->features - in->features : 0, dx,
                 in->features, rows, 0 /* accumulate */, e);
+        case AMP_OP_EMBEDDING: case AMP_OP_POSITION_EMBEDDING:
+            return ampi_backward_sequence(m, n, dy, dx, dw);
         case AMP_OP_SOFTMAX_CROSS_ENTROPY: case AMP_OP_MSE: case AMP_OP_BCE_WITH_LOGITS:
         case AMP_OP_MEAN: return ampi_loss_gradient(m, n, dx);
     }
@@ -16312,36 +16593,63 @@ AMPI_FN const ampi_node* ampi_array_node(const amp_model* m, int i) {
     return i < AMP_MAX_INPUTS ? m->inputs[i] : m->losses[i - AMP_MAX_INPUTS];
 }
 
-/* Refuses a label of a batch that is no class of the loss, nor ignored. Labels on an
-   asynchronous backend go unchecked: a check would wait. */
-AMPI_FN amp_result ampi_batch_labels(amp_model* m, const amp_batch* b, const ampi_node* loss) {
-    const size_t size = amp_dtype_size(b->label_dtype);
-    const size_t positions = ampi_positions(loss->reads[0], b->positions);
-    const size_t each = positions * loss->labels, count = (size_t)b->n * each;
-    const int32_t* lengths = loss->is_sequence ? b->lengths : NULL;
+/* Whole numbers of a batch that must lie below a limit: labels of a loss, or tokens. */
+typedef struct ampi_numbers {
+    const void* data;
+    amp_dtype dtype;
+    const char *what, *layer;  /* for sentences: "label", and who reads them */
+    size_t positions, each;    /* of a sample, and numbers at each */
+    size_t limit;
+    const int32_t *ignored, *lengths;  /* one that need not, and where they end; NULL = none */
+} ampi_numbers;
+
+/* Refuses a number that is out of its range. Those on an asynchronous backend go unchecked: a check
+   would wait. */
+AMPI_FN amp_result ampi_check_numbers(amp_model* m, const amp_batch* b, const ampi_numbers* of) {
+    const size_t size = amp_dtype_size(of->dtype), sample = of->positions * of->each;
+    const size_t count = (size_t)b->n * sample;
     char where[AMPI_SHAPE_TEXT] = "";
     size_t n;
     if (b->on_device && m->backend->asynchronous) return AMP_OK;
     for (size_t at = 0; at < count; at += n) {
-        int64_t copy[AMPI_BLOCK];  /* room for labels of any type */
-        const void* labels = (const char*)b->targets[loss->index] + at * size;
+        int64_t copy[AMPI_BLOCK];  /* room for numbers of any type */
+        const void* data = (const char*)of->data + at * size;
         n = ampi_min_size(count - at, AMPI_BLOCK);
         if (b->on_device) {
-            AMPI_RUN(copy_out, copy, labels, n * size);
-            labels = copy;
+            AMPI_RUN(copy_out, copy, data, n * size);
+            data = copy;
         }
         for (size_t i = 0; i < n; i++) {
-            const int64_t label = ampi_label_at(labels, b->label_dtype, i);
-            const int sample = (int)((at + i) / each);
-            const int position = (int)((at + i) / loss->labels % positions);
-            if (loss->ignores && label == loss->ignored) continue;
-            if (lengths && position >= lengths[sample]) continue;
-            if (label >= 0 && label < (int64_t)loss->classes) continue;
-            if (positions > 1) AMPI_SAY(where, ", position %d,", position);
+            const int64_t number = ampi_label_at(data, of->dtype, i);
+            const int k = (int)((at + i) / sample);
+            const int position = (int)((at + i) % sample / of->each);
+            if (number >= 0 && number < (int64_t)of->limit) continue;
+            if (of->ignored && number == *of->ignored) continue;
+            if (of->lengths && position >= of->lengths[k]) continue;
+            if (of->positions > 1) AMPI_SAY(where, ", position %d,", position);
             return ampi_model_fail(AMP_ERR_ARGUMENT,
-                "layer '%s': label %lld of sample %d%s is outside 0..%d", loss->layer.name,
-                (long long)label, sample, where, (int)loss->classes - 1);
+                "layer '%s': %s %lld of sample %d%s is outside 0..%d", of->layer, of->what,
+                (long long)number, k, where, (int)of->limit - 1);
         }
+    }
+    return AMP_OK;
+}
+
+/* Refuses a label of a batch that is no class of the loss, nor ignored, nor beyond a length. */
+AMPI_FN amp_result ampi_check_labels(amp_model* m, const amp_batch* b, const ampi_node* loss) {
+    const ampi_numbers labels = { b->targets[loss->index], b->label_dtype, "label",
+        loss->layer.name, ampi_positions(loss->reads[0], b->positions), loss->labels,
+        loss->classes, loss->ignores ? &loss->ignored : NULL,
+        loss->is_sequence ? b->lengths : NULL };
+    return ampi_check_numbers(m, b, &labels);
+}
+
+/* Refuses a token that is no row of an embedding which reads the input. */
+AMPI_FN amp_result ampi_check_token_input(amp_model* m, const amp_batch* b, const ampi_node* in) {
+    AMPI_EACH_NODE(n) {
+        const ampi_numbers tokens = { b->inputs[in->index], AMP_I32, "token", n->layer.name,
+            ampi_positions(in, b->positions), 1, n->fan_out, NULL, NULL };
+        if (n->inputs[0] == in) AMPI_TRY(ampi_check_numbers(m, b, &tokens));
     }
     return AMP_OK;
 }
@@ -16449,7 +16757,8 @@ AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char
         AMPI_REFUSE(b->on_device && m->backend->reaches && !m->backend->reaches(data),
             AMP_ERR_ARGUMENT, "%s: %s[%d] is not memory of the backend '%s'", what,
             ampi_array_name(i), n->index, m->backend->name);
-        if (ampi_has_labels(n)) AMPI_TRY(ampi_batch_labels(m, b, n));
+        if (ampi_has_labels(n)) AMPI_TRY(ampi_check_labels(m, b, n));
+        if (ampi_is_tokens(n)) AMPI_TRY(ampi_check_token_input(m, b, n));
     }
     if (with_targets && !b->on_device)
         ampi_doubt_labels(m, b->targets, b->label_dtype, (size_t)b->n, b->positions, what);
@@ -16480,6 +16789,11 @@ AMPI_FN amp_result ampi_load_inputs(amp_model* m) {
         const amp_ref to = ampi_output_of(n), from = amp_ref_of(b->inputs[i], b->input_dtype);
         const size_t count = n->rows * n->features;
         amp_reading how = n->reading;
+        if (ampi_is_tokens(n)) {
+            AMPI_TRY((b->on_device ? m->backend->copy : m->backend->copy_in)(n->data, b->inputs[i],
+                count * sizeof(int32_t), &m->exec));
+            continue;
+        }
         if (!b->on_device) how.constants = n->constants;  /* where the data lies */
         if (how.constants || how.scale != 0.0f || from.dtype == AMP_U8)
             AMPI_RUN(load, to, from, count, !b->on_device, &how);
@@ -16618,7 +16932,7 @@ AMPI_FN ampi_node* ampi_find_trouble(amp_model* m, char* out, size_t size) {
        without a number is a cast. */
     AMPI_EACH_NODE(n) {
         const size_t count = n->rows * n->features, each = count / m->pass.samples;
-        if (ampi_is_idle(m, n) || ampi_is_loss(n)) continue;
+        if (ampi_is_idle(m, n) || ampi_is_loss(n) || ampi_is_tokens(n)) continue;
         if (ampi_forward_node(m, n, 0 /* without ReLU */) != AMP_OK) return NULL;
         const size_t bad = ampi_first_bad(m, ampi_output_of(n), count, &what);
         if (bad == count) continue;
@@ -17410,7 +17724,8 @@ AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v
     ampi_node* n = ampi_find(m, v);
     AMPI_REFUSE_NULL("predict", out);
     AMPI_REFUSE(!n, AMP_ERR_ARGUMENT, "predict: value %d is not of this model", v.id);
-    AMPI_REFUSE(ampi_is_loss(n), AMP_ERR_ARGUMENT, "predict: '%s' is a loss", n->layer.name);
+    AMPI_REFUSE(ampi_is_loss(n) || ampi_is_tokens(n), AMP_ERR_ARGUMENT, "predict: '%s' %s",
+        n->layer.name, ampi_is_loss(n) ? "is a loss" : "has tokens");
     /* before a layer that works in place */
     return ampi_evaluate_nodes(m, batch, 0, ampi_source(n), NULL, out);
 }
@@ -17458,7 +17773,7 @@ AMPI_FN amp_result ampi_feed_open(ampi_feed* f, amp_model* m, const amp_data* da
             if (!n) continue;
             AMPI_REFUSE(!AMPI_ARRAY(data, i), AMP_ERR_ARGUMENT,
                 "%s: data.%s[%d] is NULL, and so is read", what, ampi_array_name(i), n->index);
-            const amp_dtype t = !ampi_is_loss(n) ? data->input_dtype
+            const amp_dtype t = ampi_is_tokens(n) ? AMP_I32 : !ampi_is_loss(n) ? data->input_dtype
                 : ampi_has_labels(n) ? data->label_dtype : AMP_F32;
             f->bytes[i] = (ampi_is_loss(n) ? ampi_target_size(n) : n->features) * amp_dtype_size(t)
                 * ampi_positions(ampi_is_loss(n) ? n->reads[0] : n, data->positions);

@@ -936,6 +936,8 @@ static amp_value layer_with_op(amp_model* m, amp_op op, amp_value x) {
         case AMP_OP_BCE_WITH_LOGITS: return amp_bce_with_logits(m, x);
         case AMP_OP_CUSTOM: return own_layer(m, x);
         case AMP_OP_MEAN: return amp_mean(m, amp_sigmoid(m, x));
+        case AMP_OP_EMBEDDING: return amp_add(m, amp_flatten(m, x), amp_embedding(m, amp_tokens(m, 1), 3, 32));
+        case AMP_OP_POSITION_EMBEDDING: return amp_position_embedding(m, x);
     }
     return none;
 }
@@ -956,7 +958,8 @@ static void train_with_op(amp_op op, amp_level level) {
     for (int i = 0; i < 3 * 256; i++) targets[i] = 0.5f + 0.5f * test_uniform();
     for (int i = 0; i < 3; i++) labels[i] = i;
     memset(&b, 0, sizeof b);
-    b.n = 3; b.inputs[0] = inputs[0]; b.inputs[1] = inputs[1];
+    b.n = 3; b.inputs[0] = inputs[0];
+    b.inputs[1] = op == AMP_OP_EMBEDDING ? (const void*)labels : (const void*)inputs[1];
     b.targets[0] = op == AMP_OP_SOFTMAX_CROSS_ENTROPY ? (const void*)labels : (const void*)targets;
     v = layer_with_op(m, op, v);
     CHECK_MSG(v.id != 0, "AMP_OP_LIST has %s: add the call that builds it to layer_with_op, above this test", name);

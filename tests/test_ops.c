@@ -1090,6 +1090,44 @@ static void test_concat(void) {
             }
 }
 
+/* Row i of y is row tokens[i] of w; a row of dw is the sum of its tokens' rows of dy, in FP32 as they come, and is 0 without. */
+static void test_embedding(void) {
+    enum { WORDS = 37 };
+    const char* what = "embedding";
+    int a, b, adds;
+    size_t s, i, k;
+    for (a = 0; a < 3; a++)
+        for (b = 0; b < 3; b++)
+            for (s = 0; s < SIZES; s++) {
+                const size_t d = sizes[s], n = d < 100 ? 331 : 41;
+                if (a != b && s % 5) continue;
+                int32_t* tokens = (int32_t*)malloc(n * sizeof *tokens);
+                buffer w = random_buffer(TYPES[a], WORDS * d, 1), y = make(TYPES[b], n * d), dy, dw, before;
+                for (i = 0; i < n; i++) tokens[i] = (int32_t)(test_random() % 3 ? test_random() % (WORDS - 1) : 5u);
+                CHECK(amp_embedding_forward(tokens, amp_ref_of(w.p, w.t), amp_ref_of(y.p, y.t), n, WORDS, d, NULL) == AMP_OK);
+                for (i = 0; i < n * d; i++) CLOSE(y, i, get(&w, (size_t)tokens[i / d] * d + i % d), 0.0);
+                for (adds = 0; adds < 2; adds++) {
+                    dy = random_buffer(TYPES[a], n * d, 1); dw = random_buffer(TYPES[b], WORDS * d, 1); before = make(TYPES[b], WORDS * d);
+                    memcpy(before.p, dw.p, dw.n * amp_dtype_size(dw.t));
+                    CHECK(amp_embedding_backward(amp_ref_of(dy.p, dy.t), tokens, amp_ref_of(dw.p, dw.t), adds ? AMP_ACCUMULATE_PARAMS : 0,
+                                                 n, WORDS, d, NULL) == AMP_OK);
+                    for (k = 0; k < WORDS * d; k++) {
+                        float sum = 0.0f;
+                        int terms = 0;
+                        for (i = 0; i < n; i++)
+                            if ((size_t)tokens[i] == k / d) sum = terms++ ? sum + (float)get(&dy, i * d + k % d) : (float)get(&dy, i * d + k % d);
+                        if (adds) sum += (float)get(&before, k);
+                        CLOSE(dw, k, (double)sum, 0.0);                 /* the order of the sum is part of the contract */
+                        CHECK(dw.t != AMP_F32 || to_bits((float)get(&dw, k)) == to_bits(sum));
+                    }
+                    finish(&dy); finish(&dw); finish(&before);
+                }
+                CHECK(amp_embedding_backward(amp_ref_of(y.p, y.t), tokens, AMP_NONE, 0, n, WORDS, d, NULL) == AMP_OK);
+                finish(&w); finish(&y);
+                free(tokens);
+            }
+}
+
 /* --- norms ------------------------------------------------------------------------------------ */
 
 /* Statistics and gradients of one normalised set of m values in double; index(i) gives their places. */
@@ -2160,6 +2198,17 @@ static void test_refusals(void) {
     REFUSED(amp_dropout_forward(amp_f32(x), amp_f32(y), 4, 1.0f, 0, 0, &e), AMP_ERR_DESC, "probability 1");
     REFUSED(amp_dropout_forward(amp_f32(x), amp_f32(y), 4, -0.5f, 0, 0, &e), AMP_ERR_DESC, "-0.5");
     REFUSED(amp_concat_forward(amp_f32(x), 4, amp_f32(y), 6, 3, 2, &e), AMP_ERR_SHAPE, "do not fit in 6");
+    REFUSED(amp_embedding_forward(labels, amp_f32(x), amp_f32(y), 6, 12, 2, &e), AMP_ERR_ARGUMENT, "embedding: token 12 at position 5 is outside 0..11");
+    REFUSED(amp_embedding_backward(amp_f32(x), labels, amp_f32(y), 0, 6, 12, 2, &e), AMP_ERR_ARGUMENT,
+            "embedding backward: token 12 at position 5 is outside 0..11");
+    REFUSED(amp_embedding_forward(NULL, amp_f32(x), amp_f32(y), 6, 12, 2, &e), AMP_ERR_ARGUMENT, "embedding: tokens is NULL");
+    REFUSED(amp_embedding_forward(labels, AMP_NONE, amp_f32(y), 5, 12, 2, &e), AMP_ERR_ARGUMENT, "embedding: w is NULL");
+    REFUSED(amp_embedding_forward(labels, amp_f32(x), AMP_NONE, 5, 12, 2, &e), AMP_ERR_ARGUMENT, "embedding: y is NULL");
+    REFUSED(amp_embedding_forward(labels, amp_ref_of(x, AMP_F64), amp_f32(y), 5, 12, 2, &e), AMP_ERR_DTYPE, "f64");
+    REFUSED(amp_embedding_forward(labels, amp_f32(x), amp_f32(x + 4), 5, 12, 2, &e), AMP_ERR_ARGUMENT, "overlap");
+    REFUSED(amp_embedding_forward(labels, amp_f32(x), amp_f32(y), huge, 12, huge, &e), AMP_ERR_ARGUMENT, "memory");
+    REFUSED(amp_embedding_backward(AMP_NONE, labels, amp_f32(y), 0, 5, 12, 2, &e), AMP_ERR_ARGUMENT, "dy is NULL");
+    REFUSED(amp_embedding_backward(amp_f32(x), NULL, amp_f32(y), 0, 5, 12, 2, &e), AMP_ERR_ARGUMENT, "tokens is NULL");
     REFUSED(amp_concat_forward(amp_f32(x), 4, amp_f32(y), 6, (size_t)-1, 2, &e), AMP_ERR_SHAPE, "columns -1..-1+4 do not fit in 6");
     REFUSED(amp_concat_backward(amp_f32(y), 6, 3, amp_f32(x), 4, 2, 0, &e), AMP_ERR_SHAPE, "concat backward: columns 3..3+4 do not fit in 6");
     REFUSED(amp_concat_backward(amp_f32(y), 6, 2, AMP_NONE, 4, 2, 0, &e), AMP_ERR_ARGUMENT, "concat backward: x is NULL");
@@ -2647,6 +2696,7 @@ static void run_all(void) {
     TEST(test_mul_gradients);
     TEST(test_away_from_a_line);
     TEST(test_concat);
+    TEST(test_embedding);
     TEST(test_batch_norm);
     TEST(test_batch_norm_overflow);
     TEST(test_norm_rows);

@@ -67,7 +67,9 @@ static const struct { amp_op op; const char* name; const char* rules; } table[] 
     { AMP_OP_CUSTOM,                "custom",                "FFFL" },
     { AMP_OP_MEAN,                  "mean",                  "FFFF" },
     { AMP_OP_CONV_TRANSPOSE2D,      "conv_transpose2d",      "FLLL" },
-    { AMP_OP_RMS_NORM,              "rms_norm",              "FFFL" }
+    { AMP_OP_RMS_NORM,              "rms_norm",              "FFFL" },
+    { AMP_OP_EMBEDDING,             "embedding",             "FFLL" },
+    { AMP_OP_POSITION_EMBEDDING,    "position_embedding",    "FFLL" }
 };
 enum { OPS = sizeof table / sizeof *table };
 
@@ -116,23 +118,25 @@ static void test_no_desc_is_O0(void) {
    statistics of norms are FP32 inside.
    OneFlow 0.9, auto_mixed_precision_lists.cpp: white matmul and conv2d; gray avg_pool, add, multiply, layer_norm, dropout, softmax,
    gelu, tanh, sigmoid and normalization; clear max_pool, relu, concat and flatten. Of the operators that it lacks, 1.0 has
-   silu and rms_norm as gray, upsample_nearest_2d as clear; what is in no list is FP32. */
+   silu and rms_norm as gray, upsample_nearest_2d as clear; what is in no list is FP32. An embedding is gather,
+   clear: it has its weight's type, which is FP32, and so in PyTorch, MindSpore and Apex, none of which lists it at O1. Positions
+   are added: broadcast_add. */
 static const struct {
     amp_style style; const char* name; int level; const char* rules; int cast_back, masters;
 } styles[] = {
-    /*                                   i c l m a b l r g t s s d a c f x m b g s h l m u c m t r */
-    { AMP_STYLE_PYTORCH,   "pytorch", 1,   ". L L . . . F . . . . F . P P . F F F . . . . P . F F L F", 0, 1 },
-    { AMP_STYLE_PYTORCH,   "pytorch", 2,   ". L L L L F F L L L L L L L L . F F F L L L L L L F F L F", 0, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 1, ". L L . . . F L . . . F . P P . F F F . . . . P . F F L F", 1, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 2, ". L L L L F F L L L L L L L L . F F F L L L L L L F F L L", 0, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 3, ". L L L L L L L L L L L L L L . F F F L L L L L L L F L L", 0, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 0, ". F F F F F F F F F F F F F F . F F F F F F F F F F F F F", 0, 1 },
-    { AMP_STYLE_APEX,      "apex", 1,      ". L L . . . F . F . . F . P P . F F F F . . . P F F F L F", 0, 1 },
-    { AMP_STYLE_APEX,      "apex", 2,      ". L L L L F L L L L L L L L L . F F F L L L L L L F F L L", 0, 1 },
-    { AMP_STYLE_APEX,      "apex", 3,      ". L L L L L L L L L L L L L L . F F F L L L L L L L F L L", 0, 0 },
-    { AMP_STYLE_NNABLA,    "nnabla", 2,    ". L L L L L L L L L L F L L L . F F F L L L L L L F F L L", 0, 1 },
-    { AMP_STYLE_ONEFLOW,   "oneflow", 1,   ". L L . G G G . G G G G G G . . F F F G G F F G . F F F G", 0, 1 },
-    { AMP_STYLE_ONEFLOW,   "oneflow", 0,   ". F F F F F F F F F F F F F F . F F F F F F F F F F F F F", 0, 1 },
+    /*                                   i c l m a b l r g t s s d a c f x m b g s h l m u c m t r e p */
+    { AMP_STYLE_PYTORCH,   "pytorch", 1,   ". L L . . . F . . . . F . P P . F F F . . . . P . F F L F F F", 0, 1 },
+    { AMP_STYLE_PYTORCH,   "pytorch", 2,   ". L L L L F F L L L L L L L L . F F F L L L L L L F F L F L L", 0, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 1, ". L L . . . F L . . . F . P P . F F F . . . . P . F F L F F F", 1, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 2, ". L L L L F F L L L L L L L L . F F F L L L L L L F F L L L L", 0, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 3, ". L L L L L L L L L L L L L L . F F F L L L L L L L F L L L L", 0, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 0, ". F F F F F F F F F F F F F F . F F F F F F F F F F F F F F F", 0, 1 },
+    { AMP_STYLE_APEX,      "apex", 1,      ". L L . . . F . F . . F . P P . F F F F . . . P F F F L F F F", 0, 1 },
+    { AMP_STYLE_APEX,      "apex", 2,      ". L L L L F L L L L L L L L L . F F F L L L L L L F F L L L L", 0, 1 },
+    { AMP_STYLE_APEX,      "apex", 3,      ". L L L L L L L L L L L L L L . F F F L L L L L L L F L L L L", 0, 0 },
+    { AMP_STYLE_NNABLA,    "nnabla", 2,    ". L L L L L L L L L L F L L L . F F F L L L L L L F F L L L L", 0, 1 },
+    { AMP_STYLE_ONEFLOW,   "oneflow", 1,   ". L L . G G G . G G G G G G . . F F F G G F F G . F F F G F G", 0, 1 },
+    { AMP_STYLE_ONEFLOW,   "oneflow", 0,   ". F F F F F F F F F F F F F F . F F F F F F F F F F F F F F F", 0, 1 },
 };
 
 static void test_styles(void) {
@@ -307,8 +311,9 @@ static void test_lists_out(void) {
     out[0] = AMP_OP_MSE;
     CHECK(memcmp(&p, &before, sizeof p) == 0);
     n = amp_policy_black_list(&p, out, AMP_OP_COUNT);
-    CHECK(n == 8 && out[0] == AMP_OP_LAYER_NORM && out[1] == AMP_OP_SOFTMAX && out[4] == AMP_OP_BCE_WITH_LOGITS
-        && out[5] == AMP_OP_CUSTOM && out[6] == AMP_OP_MEAN && out[7] == AMP_OP_RMS_NORM);
+    CHECK(n == 10 && out[0] == AMP_OP_LAYER_NORM && out[1] == AMP_OP_SOFTMAX && out[4] == AMP_OP_BCE_WITH_LOGITS
+        && out[5] == AMP_OP_CUSTOM && out[6] == AMP_OP_MEAN && out[7] == AMP_OP_RMS_NORM && out[8] == AMP_OP_EMBEDDING
+        && out[9] == AMP_OP_POSITION_EMBEDDING);
     out[1] = AMP_OP_RELU;
     CHECK(amp_policy_white_list(&p, out, 1) == 3 && out[0] == AMP_OP_CONV2D && out[1] == AMP_OP_RELU);
     CHECK(amp_policy_white_list(&p, NULL, 0) == 3);

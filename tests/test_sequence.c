@@ -376,6 +376,327 @@ static void test_data(void) {
     }
 }
 
+/* --- tokens --- */
+enum { WORDS = 11, DIM = 6 };
+/* A language model without attention: tokens, positions, a block, and a head that is the embedding's weight or (untied) not. */
+typedef struct language { amp_model* m; amp_value tokens, embedded, placed, logits; } language;
+static language make_language(const amp_model_desc* d, int untied, int classes) {
+    amp_embedding_desc e;
+    amp_loss_desc l;
+    language w;
+    amp_value x;
+    memset(&e, 0, sizeof e);
+    memset(&l, 0, sizeof l);
+    e.vocabulary = WORDS; e.features = DIM; e.init = AMP_INIT_NORMAL; e.sd = 0.5f;
+    l.classes = classes;
+    w.m = new_model(d);
+    w.tokens = amp_tokens(w.m, LONGEST);
+    w.embedded = amp_embedding_with(w.m, w.tokens, &e);
+    e.vocabulary = e.features = 0;
+    w.placed = amp_position_embedding_with(w.m, w.embedded, &e);
+    x = amp_linear(w.m, amp_gelu_tanh(w.m, amp_linear(w.m, amp_layer_norm(w.m, w.placed), 16)), DIM);
+    x = amp_layer_norm(w.m, amp_add(w.m, x, w.placed));
+    w.logits = untied ? amp_linear(w.m, x, WORDS) : amp_tied_linear(w.m, x, w.embedded);
+    amp_softmax_cross_entropy_with(w.m, w.logits, &l);
+    CHECK_MSG(amp_model_finalize(w.m) == AMP_OK, "%s", amp_model_error(w.m));
+    return w;
+}
+/* A text whose next word is known from the word and its place; labels are the next words. */
+typedef struct text { int32_t words[BATCH * LONGEST], next[BATCH * LONGEST]; } text;
+static amp_batch text_batch(text* t, int n, int positions, const int32_t* lengths) {
+    amp_batch b;
+    int i;
+    for (i = 0; i < BATCH * LONGEST; i++) {
+        t->words[i] = (int32_t)(test_random() % WORDS);
+        t->next[i] = (int32_t)((t->words[i] * 3 + i % (positions ? positions : LONGEST)) % (WORDS - 2));
+    }
+    memset(&b, 0, sizeof b);
+    b.n = n; b.inputs[0] = t->words; b.targets[0] = t->next; b.positions = positions; b.lengths = lengths;
+    return b;
+}
+
+/* The gradients of both embeddings, tied or not, are differences of the loss: whole batches, short ones, and with lengths. */
+static void test_embedding_gradients(void) {
+    static const char* const names[] = { "embedding1.weight", "position_embedding1.weight", "linear1.weight" };
+    const int32_t lengths[BATCH] = { 2, 5, 1, 4 };
+    int untied, with, k, j;
+    size_t i;
+    for (untied = 0; untied < 2; untied++)
+        for (with = 0; with < 4; with++) {
+            const amp_model_desc d = model_desc(BATCH, AMP_O0, AMP_F16);
+            language w = make_language(&d, untied, with == 3 ? WORDS - 2 : 0);
+            text t;
+            amp_batch b = text_batch(&t, BATCH, 0, NULL);
+            float g[WORDS * DIM + 40], v[WORDS * DIM + 40], loss;
+            CHECK(amp_forward(w.m, &b, NULL) == AMP_OK && amp_backward(w.m, NULL) == AMP_OK);    /* no memory is 0 afterwards */
+            CHECK(amp_discard(w.m) == AMP_OK);
+            b = text_batch(&t, with == 1 ? 3 : BATCH, with == 1 ? 3 : 0, with == 2 ? lengths : NULL);
+            CHECK_MSG(amp_forward(w.m, &b, &loss) == AMP_OK && amp_backward(w.m, NULL) == AMP_OK, "%s", amp_model_error(w.m));
+            for (k = 0; k < 3; k++) {
+                amp_param* p = amp_model_find_param(w.m, names[k]);
+                if (k) CHECK(amp_forward(w.m, &b, &loss) == AMP_OK && amp_backward(w.m, NULL) == AMP_OK);
+                CHECK(p && amp_model_read_param_gradient(w.m, p, g) == AMP_OK && amp_model_read_param(w.m, p, v) == AMP_OK);
+                CHECK(amp_discard(w.m) == AMP_OK);
+                for (i = 0; i < p->count; i++) {
+                    const float was = v[i];
+                    double up[2];
+                    for (j = 0; j < 2; j++) {
+                        amp_eval_info e;
+                        v[i] = was + (j ? -0.01f : 0.01f);
+                        CHECK(amp_model_write_param(w.m, p, v) == AMP_OK && amp_evaluate(w.m, &b, &e) == AMP_OK);
+                        up[j] = (double)e.loss;
+                    }
+                    v[i] = was;
+                    CHECK_MSG(fabs((up[0] - up[1]) / 0.02 - (double)g[i]) < 4e-4, "%s %d, case %d: %g %g", names[k], (int)i, with,
+                              (up[0] - up[1]) / 0.02, (double)g[i]);
+                }
+                CHECK(amp_model_write_param(w.m, p, v) == AMP_OK);
+            }
+            amp_model_destroy(w.m);
+        }
+}
+
+/* A model of words learns at each level; its bits are those of a second run. */
+static void test_language(void) {
+    static const int32_t lengths[BATCH] = { 5, 1, 3, 2 };
+    int level, low, untied, step;
+    for (level = 0; level < 4; level++)
+        for (low = AMP_F16; low <= AMP_BF16; low++)
+            for (untied = 0; untied < 2; untied++) {
+                amp_model_desc d = model_desc(BATCH, (amp_level)level, (amp_dtype)low);
+                language a, b;
+                double first = 0.0, last = 0.0;
+                if (level == AMP_O0 && low == AMP_BF16) continue;
+                d.optimizer.kind = AMP_ADAMW;
+                d.optimizer.lr = level == AMP_O3 ? 1e-2f : 2e-2f;
+                if (level == AMP_O3) d.optimizer.eps = 1e-4f;
+                a = make_language(&d, untied, WORDS - 2);
+                b = make_language(&d, untied, WORDS - 2);
+                for (step = 0; step < 300; step++) {
+                    text t;
+                    const int positions = step % 3 == 1 ? 4 : 0;
+                    amp_batch batch = text_batch(&t, BATCH, positions, step % 3 == 2 ? lengths : NULL);
+                    amp_step_info ia, ib;
+                    CHECK(amp_train_step(a.m, &batch, &ia) == AMP_OK && amp_train_step(b.m, &batch, &ib) == AMP_OK);
+                    CHECK(to_bits(ia.loss) == to_bits(ib.loss));
+                    if (step < 20) first += (double)ia.loss / 20;
+                    if (step >= 280) last += (double)ia.loss / 20;
+                }
+                CHECK_MSG(same_weights(a.m, b.m), "O%d", level);
+                CHECK_MSG(last < 0.75 * first, "O%d %s%s: %g to %g", level, amp_dtype_name((amp_dtype)low), untied ? " untied" : "", first, last);
+                amp_model_destroy(a.m);
+                amp_model_destroy(b.m);
+            }
+}
+
+/* A tied weight is one parameter of two readers. At O1 the embedding reads it in FP32, the head its 16-bit copy; in a model
+   for inference too. */
+static void test_tied(void) {
+    int level, split;
+    for (level = 0; level < 4; level++)
+        for (split = 0; split < 2; split++) {
+            amp_model_desc d = model_desc(BATCH, (amp_level)level, AMP_BF16);
+            language w, p;
+            text t;
+            amp_batch b;
+            float rows[BATCH * LONGEST * DIM], weight[WORDS * DIM], logits[2][BATCH * LONGEST * WORDS];
+            const amp_layer *e, *head;
+            const amp_param* q;
+            int i, count, read;
+            d.split_masters = split;
+            w = make_language(&d, 0, 0);
+            d.inference = 1;
+            p = make_language(&d, 0, 0);
+            b = text_batch(&t, BATCH, 0, NULL);
+            e = amp_model_layer(w.m, amp_model_layer_of(w.m, w.embedded));
+            head = amp_model_layer(w.m, amp_model_layer_of(w.m, w.logits));
+            amp_model_params(w.m, &count);
+            q = amp_model_find_param(w.m, "embedding1.weight");
+            CHECK(count == 2 + 4 + 4 && e->parameters == WORDS * DIM && head->parameters == 0 && head->op == AMP_OP_LINEAR);
+            CHECK(e->param_dtype == (level < 2 ? AMP_F32 : AMP_BF16) && head->param_dtype == (level == 0 ? AMP_F32 : AMP_BF16));
+            CHECK((q->low != NULL) == (level > 0) && (q->master != NULL) == (level < 2 || (level == 2 && !split)));
+            CHECK((q->rest != NULL) == (level == 2 && split));
+            for (i = 0; i < 30; i++) {
+                amp_step_info info;
+                CHECK(amp_train_step(w.m, &b, &info) == AMP_OK);
+            }
+            CHECK(amp_predict(w.m, &b, w.embedded, rows) == AMP_OK && amp_model_read_param(w.m, q, weight) == AMP_OK);
+            for (i = 0; i < BATCH * LONGEST * DIM; i++) {
+                const size_t at = (size_t)(t.words[i / DIM] * DIM + i % DIM);
+                const float x = level < 2 ? weight[at] : (float)value_at(q->low, AMP_BF16, at);
+                CHECK_MSG(to_bits(rows[i]) == to_bits(x), "O%d: %g %g", level, (double)rows[i], (double)x);
+            }
+            CHECK(amp_checkpoint_save(w.m, "build/sequence.tmp") == AMP_OK);
+            CHECK_MSG(amp_checkpoint_load_weights(p.m, "build/sequence.tmp", &read) == AMP_OK && read == count, "%s", heard);
+            CHECK(amp_predict(w.m, &b, w.logits, logits[0]) == AMP_OK && amp_predict(p.m, &b, p.logits, logits[1]) == AMP_OK);
+            CHECK_MSG(split || memcmp(logits[0], logits[1], sizeof logits[0]) == 0, "O%d", level);
+            amp_model_destroy(w.m);
+            amp_model_destroy(p.m);
+        }
+    remove("build/sequence.tmp");
+}
+
+/* A run that stops and goes on has the bits of one that does not; another number of positions is another model. */
+static void test_resume(void) {
+    amp_model_desc d = model_desc(BATCH, AMP_O2, AMP_F16);
+    language a = make_language(&d, 0, 0), b;
+    amp_model* other;
+    amp_value x;
+    text t;
+    amp_batch batch;
+    amp_step_info info;
+    int i;
+    d.optimizer.kind = AMP_ADAM;
+    for (i = 0; i < 3; i++) {
+        batch = text_batch(&t, BATCH, 0, NULL);
+        CHECK(amp_train_step(a.m, &batch, &info) == AMP_OK);
+    }
+    d.optimizer.kind = AMP_SGD;
+    b = make_language(&d, 0, 0);
+    CHECK(amp_checkpoint_save(a.m, "build/sequence.tmp") == AMP_OK);
+    CHECK_MSG(amp_checkpoint_load(b.m, "build/sequence.tmp") == AMP_OK, "%s", heard);
+    batch = text_batch(&t, BATCH, 0, NULL);
+    CHECK(amp_train_step(a.m, &batch, &info) == AMP_OK && amp_train_step(b.m, &batch, &info) == AMP_OK);
+    CHECK(same_weights(a.m, b.m));
+    for (i = 0; i < 2; i++) {                         /* the same layers, and weights of the same sizes */
+        other = new_model(&d);
+        x = input_of(other, i ? 4 : 5, 6);
+        amp_mse(other, amp_linear(other, x, 2));
+        CHECK(amp_model_finalize(other) == AMP_OK);
+        if (i == 0) CHECK(amp_checkpoint_save(other, "build/sequence.tmp") == AMP_OK);
+        else CHECK(amp_checkpoint_load(other, "build/sequence.tmp") == AMP_ERR_FORMAT);
+        amp_model_destroy(other);
+    }
+    remove("build/sequence.tmp");
+    amp_model_destroy(a.m);
+    amp_model_destroy(b.m);
+}
+
+/* One embedding for two inputs: its gradients add. */
+static void test_embedding_again(void) {
+    amp_model_desc d = model_desc(2, AMP_O0, AMP_F16);
+    amp_model* m[2];
+    int32_t words[2][6] = { { 1, 2, 3, 3, 2, 9 }, { 4, 2, 2, 0, 10, 1 } }, both[12];
+    float target[36], g[2][WORDS * 3], loss;
+    amp_batch b;
+    int k, i;
+    memset(&b, 0, sizeof b);
+    for (i = 0; i < 36; i++) target[i] = test_uniform();
+    for (k = 0; k < 2; k++) {
+        amp_value x, y;
+        m[k] = new_model(&d);
+        x = amp_embedding(m[k], amp_tokens(m[k], k ? 6 : 3), WORDS, 3);
+        if (!k) {
+            y = amp_reuse(m[k], x, amp_tokens(m[k], 3));
+            amp_mse(m[k], x);
+            amp_mse(m[k], y);
+        } else {
+            amp_loss_desc l;
+            memset(&l, 0, sizeof l);
+            l.weight = 2.0f;
+            amp_mse_with(m[k], x, &l);
+        }
+        CHECK_MSG(amp_model_finalize(m[k]) == AMP_OK, "%s", amp_model_error(m[k]));
+    }
+    for (i = 0; i < 12; i++) both[i] = words[i / 6][i % 6];
+    b.n = 2; b.inputs[0] = words[0]; b.inputs[1] = words[1]; b.targets[0] = target; b.targets[1] = target + 18;
+    CHECK(amp_forward(m[0], &b, &loss) == AMP_OK && amp_backward(m[0], NULL) == AMP_OK);
+    b.inputs[0] = both;
+    CHECK(amp_forward(m[1], &b, &loss) == AMP_OK && amp_backward(m[1], NULL) == AMP_OK);
+    for (k = 0; k < 2; k++) CHECK(amp_model_read_param_gradient(m[k], amp_model_params(m[k], NULL), g[k]) == AMP_OK);
+    for (i = 0; i < WORDS * 3; i++) CHECK_MSG(fabs((double)g[0][i] - (double)g[1][i]) < 1e-6, "%d: %g %g", i, (double)g[0][i], (double)g[1][i]);
+    amp_model_destroy(m[0]);
+    amp_model_destroy(m[1]);
+}
+
+/* Weights start as said: mean and standard deviation. */
+static void test_starts(void) {
+    static const struct { amp_init init; float sd; double embedding, dense; } cases[] = {
+        { AMP_INIT_TORCH, 0.0f, 1.0, 0.0 }, { AMP_INIT_NORMAL, 0.0f, 0.02, 0.02 }, { AMP_INIT_NORMAL, 0.3f, 0.3, 0.3 },
+        { AMP_INIT_ZERO, 0.0f, 0.0, 0.0 }, { AMP_INIT_HE, 0.0f, 0.25, 0.25 } };
+    int k, j;
+    size_t i;
+    for (k = 0; k < COUNT(cases); k++) {
+        amp_model_desc d = model_desc(2, AMP_O0, AMP_F16);
+        amp_model* m = new_model(&d);
+        amp_embedding_desc e = { 200, 32, AMP_INIT_TORCH, 0.0f };
+        amp_linear_desc l = { 100, 0, AMP_INIT_TORCH, 0.0f };
+        amp_value x;
+        e.init = l.init = cases[k].init; e.sd = l.sd = cases[k].sd;
+        x = amp_embedding_with(m, amp_tokens(m, 64), &e);
+        e.vocabulary = 64;                                   /* what it is may be said */
+        x = amp_position_embedding_with(m, x, &e);
+        amp_mse(m, amp_linear_with(m, x, &l));
+        CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
+        for (j = 0; j < 4; j++) {
+            const amp_param* p = &amp_model_params(m, NULL)[j];
+            const double want = j < 2 ? cases[k].embedding : cases[k].dense;
+            double sum = 0.0, squares = 0.0, n = (double)p->count;
+            if (k == 0 && j >= 2) continue;
+            for (i = 0; i < p->count; i++) { sum += (double)p->master[i]; squares += (double)p->master[i] * (double)p->master[i]; }
+            if (j == 3) CHECK(squares <= 0.0);
+            else CHECK_MSG(fabs(sum / n) <= 0.1 * want && fabs(sqrt(squares / n) - want) <= 0.1 * want, "%s: %g, %g", p->name, sum / n, sqrt(squares / n));
+        }
+        amp_model_destroy(m);
+    }
+}
+
+/* A gradient that overflows is skipped and named; a layer that overflows is blamed. */
+static void test_overflows(void) {
+    int model;
+    for (model = 0; model < 2; model++) {
+        amp_model_desc d = model_desc(BATCH, AMP_O2, AMP_F16);
+        amp_scaler_desc s;
+        language w;
+        text t;
+        amp_batch b;
+        amp_step_info info;
+        float weight[WORDS * DIM];
+        int i;
+        memset(&s, 0, sizeof s);
+        s.init_scale = model ? 1024.0f : 16777216.0f;
+        d.scaler = &s;
+        w = make_language(&d, 0, 0);
+        b = text_batch(&t, BATCH, 0, NULL);
+        for (i = 0; i < WORDS * DIM; i++) weight[i] = i / DIM == t.words[7] ? 60000.0f : 0.1f;
+        if (model) {
+            CHECK(amp_model_write_param(w.m, amp_model_find_param(w.m, "embedding1.weight"), weight) == AMP_OK);
+            for (i = 0; i < LONGEST * DIM; i++) weight[i] = 60000.0f;
+            CHECK(amp_model_write_param(w.m, amp_model_find_param(w.m, "position_embedding1.weight"), weight) == AMP_OK);
+        }
+        CHECK(amp_train_step(w.m, &b, &info) == AMP_OK);
+        CHECK_MSG(info.outcome == (model ? AMP_STEP_SKIPPED_MODEL : AMP_STEP_SKIPPED_OVERFLOW), "%d %s", (int)info.outcome, info.message);
+        CHECK_MSG(model ? strcmp(info.culprit, "position_embedding1") == 0 : strstr(info.message, "gradient of 'embedding1.weight'") != NULL,
+                  "%s: %s", info.culprit, info.message);
+        CHECK(info.scale_after < info.scale_before || model);
+        amp_model_destroy(w.m);
+    }
+}
+
+/* Tokens of a data set, trained over. */
+static void test_token_data(void) {
+    static int32_t words[30 * LONGEST], next[30 * LONGEST];
+    amp_model_desc d = model_desc(BATCH, AMP_O1, AMP_BF16);
+    language w;
+    amp_data set;
+    amp_fit_desc f;
+    amp_fit_info info;
+    amp_fit_epoch history[12];
+    int i;
+    for (i = 0; i < 30 * LONGEST; i++) { words[i] = (int32_t)(test_random() % WORDS); next[i] = (words[i] + 1) % WORDS; }
+    memset(&set, 0, sizeof set);
+    memset(&f, 0, sizeof f);
+    set.count = 30; set.inputs[0] = words; set.targets[0] = next;
+    f.epochs = 12; f.evaluation = &set; f.history = history;
+    d.optimizer.kind = AMP_ADAM;
+    d.optimizer.lr = 0.02f;
+    w = make_language(&d, 1, 0);
+    CHECK_MSG(amp_fit(w.m, &set, &f, &info) == AMP_OK, "%s", heard);
+    CHECK_MSG(history[11].eval_loss < 0.5f * history[0].eval_loss && history[11].accuracy > 0.9, "%g to %g, %g", (double)history[0].eval_loss,
+              (double)history[11].eval_loss, history[11].accuracy);
+    amp_model_destroy(w.m);
+}
+
 /* --- mistakes --- */
 typedef void (*mistake)(amp_model* m, amp_value x);    /* x: 5 positions of 6 features */
 static void e_conv(amp_model* m, amp_value x) { amp_conv2d(m, x, 3, 3, 1, 1); }
@@ -431,6 +752,37 @@ static void e_own_positions(amp_model* m, amp_value x) {
     c.forward = pool_forward; c.positions = 3;
     amp_add(m, amp_custom(m, &x, 1, &c), input_of(m, 3, 6));
 }
+static amp_value embedding_of(amp_model* m, amp_value x, int vocabulary, int features, amp_init init, float sd) {
+    amp_embedding_desc e;
+    memset(&e, 0, sizeof e);
+    e.vocabulary = vocabulary; e.features = features; e.init = init; e.sd = sd;
+    return amp_embedding_with(m, x, &e);
+}
+static void e_embedding_of_floats(amp_model* m, amp_value x) { amp_embedding(m, x, 5, 6); }
+static void e_embedding_again(amp_model* m, amp_value x) {
+    const amp_value e = amp_embedding(m, amp_tokens(m, 5), 5, 6);
+    (void)x;
+    amp_reuse(m, e, input_of(m, 5, 1));
+}
+static void e_embedding_size(amp_model* m, amp_value x) { (void)x; amp_embedding(m, amp_tokens(m, 5), 0, 6); }
+static void e_embedding_large(amp_model* m, amp_value x) { (void)x; amp_embedding(m, amp_tokens(m, 5), 70000, 70000); }
+static void e_embedding_null(amp_model* m, amp_value x) { (void)x; amp_embedding_with(m, amp_tokens(m, 5), NULL); }
+static void e_embedding_sd(amp_model* m, amp_value x) { (void)x; embedding_of(m, amp_tokens(m, 5), 5, 6, AMP_INIT_TORCH, 0.5f); }
+static void e_embedding_negative(amp_model* m, amp_value x) { (void)x; embedding_of(m, amp_tokens(m, 5), 5, 6, AMP_INIT_NORMAL, -0.5f); }
+static void e_embedding_init(amp_model* m, amp_value x) { (void)x; embedding_of(m, amp_tokens(m, 5), 5, 6, (amp_init)5, 0.0f); }
+static void e_positions_size(amp_model* m, amp_value x) {
+    const amp_embedding_desc e = { 6, 6, AMP_INIT_TORCH, 0.0f };
+    amp_position_embedding_with(m, x, &e);
+}
+static void e_positions_again(amp_model* m, amp_value x) { amp_reuse(m, amp_position_embedding(m, x), input_of(m, 4, 6)); }
+static void e_linear_of_tokens(amp_model* m, amp_value x) { (void)x; amp_linear(m, amp_tokens(m, 5), 6); }
+static void e_flat_tokens(amp_model* m, amp_value x) { (void)x; amp_flatten(m, amp_tokens(m, 5)); }
+static void e_no_tokens(amp_model* m, amp_value x) { (void)x; amp_tokens(m, 0); }
+static void e_token_output(amp_model* m, amp_value x) { (void)x; amp_output(m, amp_tokens(m, 5)); }
+static void e_token_gradient(amp_model* m, amp_value x) { (void)x; amp_retain_gradient(m, amp_tokens(m, 5)); }
+static void e_tied_to_linear(amp_model* m, amp_value x) { amp_tied_linear(m, x, amp_linear(m, x, 6)); }
+static void e_tied_features(amp_model* m, amp_value x) { amp_tied_linear(m, x, amp_embedding(m, amp_tokens(m, 5), 9, 7)); }
+static void e_tied_group(amp_model* m, amp_value x) { amp_group(m, amp_tied_linear(m, x, amp_embedding(m, amp_tokens(m, 5), 9, 6)), 0); }
 static const struct { mistake make; amp_result code; const char* sentence; } mistakes[] = {
     { e_conv, AMP_ERR_SHAPE, "conv2d after 'words': it is for images, not for 5 positions" },
     { e_pool, AMP_ERR_SHAPE, "avg_pool2d after 'words': it is for images, not for 5 positions" },
@@ -451,6 +803,24 @@ static const struct { mistake make; amp_result code; const char* sentence; } mis
     { e_classes_of_mse, AMP_ERR_DESC,
       "mse on 'words': ignored, class_weights and classes are for softmax_cross_entropy only" },
     { e_custom, AMP_ERR_DESC, "custom after 'words': positions is -1" },
+    { e_embedding_of_floats, AMP_ERR_SHAPE, "embedding after 'words': 'words' has no tokens, as an embedding reads" },
+    { e_embedding_again, AMP_ERR_SHAPE, "embedding after 'embedding1': 'input3' has no tokens, as an embedding reads" },
+    { e_embedding_size, AMP_ERR_DESC, "embedding after 'input2': 0 rows of 6 features are not a size that can be had" },
+    { e_embedding_large, AMP_ERR_DESC, "embedding after 'input2': 70000 rows of 70000 features are not a size that can be had" },
+    { e_embedding_null, AMP_ERR_DESC, "embedding after 'input2': the desc is NULL" },
+    { e_embedding_sd, AMP_ERR_DESC, "embedding after 'input2': sd 0.5 is for AMP_INIT_NORMAL only" },
+    { e_embedding_negative, AMP_ERR_DESC, "embedding after 'input2': sd -0.5 must be finite and not negative" },
+    { e_embedding_init, AMP_ERR_DESC, "embedding after 'input2': init 5 does not exist" },
+    { e_positions_size, AMP_ERR_DESC, "position_embedding after 'words': its weight is 5x6, not 6x6" },
+    { e_positions_again, AMP_ERR_SHAPE, "position_embedding after 'input2': 'position_embedding1' takes 5x6x1x1, not 4x6x1x1" },
+    { e_linear_of_tokens, AMP_ERR_SHAPE, "linear after 'input2': 'input2' has tokens, which only an embedding reads" },
+    { e_flat_tokens, AMP_ERR_SHAPE, "flatten after 'input2': 'input2' has tokens, which only an embedding reads" },
+    { e_no_tokens, AMP_ERR_SHAPE, "input: tokens at 0 positions for a batch of 2 are not a size that can be had" },
+    { e_token_output, AMP_ERR_ARGUMENT, "output: 'input2' has tokens" },
+    { e_token_gradient, AMP_ERR_ARGUMENT, "retain_gradient: 'input2' has tokens" },
+    { e_tied_to_linear, AMP_ERR_ARGUMENT, "linear after 'words': 'linear1' is no embedding" },
+    { e_tied_features, AMP_ERR_SHAPE, "linear after 'words': 'embedding1' has 7 features, not 6" },
+    { e_tied_group, AMP_ERR_ARGUMENT, "group of 'linear1': its weights are another layer's" },
     { e_own_positions, AMP_ERR_SHAPE, "add after 'custom1': of this and 'input2' only one has the positions of a batch" },
 };
 static void test_mistakes(void) {
@@ -478,7 +848,11 @@ static void test_batches(void) {
     amp_model_desc d = model_desc(2, AMP_O0, AMP_F16);
     amp_model* two = new_model(&d);
     int32_t lengths[BATCH] = { 1, 1, 1, 1 };
+    float out[BATCH * LONGEST * WORDS];
     amp_step_info info;
+    amp_eval_info e;
+    language w;
+    text t;
     data v;
     amp_batch b;
     int i;
@@ -497,6 +871,19 @@ static void test_batches(void) {
                   "layer 'softmax_cross_entropy1': label -2 of sample 1, position 2, is outside 0..6");
     v.labels[7] = 2;
     CHECK(amp_train_step(s.m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_APPLIED);
+
+    d.batch = BATCH;
+    w = make_language(&d, 0, 0);
+    b = text_batch(&t, BATCH, 0, NULL);
+    t.words[12] = WORDS;
+    check_refused(amp_train_step(w.m, &b, &info), AMP_ERR_ARGUMENT, "layer 'embedding1': token 11 of sample 2, position 2, is outside 0..10");
+    t.words[12] = -1;
+    check_refused(amp_evaluate(w.m, &b, &e), AMP_ERR_ARGUMENT, "layer 'embedding1': token -1 of sample 2, position 2, is outside 0..10");
+    check_refused(amp_predict(w.m, &b, w.logits, out), AMP_ERR_ARGUMENT, "layer 'embedding1': token -1 of sample 2, position 2, is outside 0..10");
+    b.positions = 2;                             /* then it is not read */
+    CHECK(amp_predict(w.m, &b, w.logits, out) == AMP_OK);
+    check_refused(amp_predict(w.m, &b, w.tokens, out), AMP_ERR_ARGUMENT, "predict: 'input1' has tokens");
+    amp_model_destroy(w.m);
 
     amp_mse(two, amp_linear(two, input_of(two, 5, 4), 2));
     amp_mse(two, amp_linear(two, input_of(two, 3, 4), 2));
@@ -520,16 +907,16 @@ static void test_batches(void) {
 /* A person sees positions in front of the other sizes. */
 static void test_print(void) {
     network s = make_network(BATCH, LONGEST, 1, 0.0f);
-    char text[8192] = "";
+    char printed[8192] = "";
     FILE* f = tmpfile();
     size_t n;
     CHECK(f && amp_model_print(s.m, f) == AMP_OK);
     if (!f) return;
     rewind(f);
-    n = fread(text, 1, sizeof text - 1, f);
-    text[n] = 0;
+    n = fread(printed, 1, sizeof printed - 1, f);
+    printed[n] = 0;
     fclose(f);
-    CHECK_MSG(strstr(text, " 5x8x1x1 ") && strstr(text, " 5x7x1x1 ") && strstr(text, " 1x1x1 "), "%s", text);
+    CHECK_MSG(strstr(printed, " 5x8x1x1 ") && strstr(printed, " 5x7x1x1 ") && strstr(printed, " 1x1x1 "), "%s", printed);
     amp_model_destroy(s.m);
 }
 
@@ -541,6 +928,14 @@ int main(int argc, char** argv) {
     TEST(test_padded_vocabulary);
     TEST(test_custom);
     TEST(test_data);
+    TEST(test_embedding_gradients);
+    TEST(test_language);
+    TEST(test_tied);
+    TEST(test_resume);
+    TEST(test_embedding_again);
+    TEST(test_starts);
+    TEST(test_overflows);
+    TEST(test_token_data);
     TEST(test_mistakes);
     TEST(test_batches);
     TEST(test_print);

@@ -845,6 +845,64 @@ static void test_frozen_window() {
     amp_model_destroy(m);
 }
 
+/* Sequences: 28 positions of 28 features, of which batches have fewer, or lengths leave some out. */
+static void build_sequence(amp_model* m) {
+    amp_input_desc d = {};
+    d.channels = SIDE;
+    d.height = d.width = 1;
+    d.positions = SIDE;
+    amp_value x = amp_linear(m, amp_position_embedding(m, amp_input_with(m, &d)), 12);
+    x = amp_add(m, x, amp_linear(m, amp_gelu(m, amp_layer_norm(m, x)), 12));
+    amp_softmax_cross_entropy(m, amp_linear(m, x, CLASSES));
+}
+/* The same with a loss that runs sample by sample where there are lengths. */
+static void build_sequence_of_floats(amp_model* m) {
+    build_sequence(m);
+    amp_input_desc d = {};
+    d.channels = SIDE;
+    d.height = d.width = 1;
+    d.positions = SIDE;
+    amp_mse(m, amp_linear(m, amp_tanh(m, amp_linear(m, amp_input_with(m, &d), 5)), 1));
+}
+static std::vector<float> train_sequences(builder build, const amp_backend* backend, int graph) {
+    static const int32_t lengths[2][8] = { { 1, 28, 3, 17, 28, 2, 9, 20 }, { 28, 28, 1, 1, 5, 6, 7, 8 } };
+    static int32_t words[8 * SIDE];
+    amp_model* m = make(desc_of(AMP_O0, AMP_F16), build, backend, graph);
+    std::vector<float> all;
+    if (!m) return all;
+    for (int i = 0; i < 8 * SIDE; i++) words[i] = i * 5 % CLASSES;
+    for (int i = 0; i < 12; i++) {
+        amp_batch b = batch_of(0, 8);
+        amp_step_info info;
+        amp_eval_info e;
+        b.inputs[1] = pictures + PIXELS;
+        b.targets[0] = words;
+        b.targets[1] = pictures;
+        b.positions = i % 3 == 1 ? 11 : 0;
+        b.lengths = i % 3 == 2 ? lengths[i / 3 % 2] : NULL;
+        CHECK_MSG(amp_train_step(m, &b, &info) == AMP_OK, "%s", amp_model_error(m));
+        CHECK_MSG(amp_evaluate(m, &b, &e) == AMP_OK, "%s", amp_model_error(m));
+        all.push_back(info.loss);
+        all.push_back(e.loss);
+        all.push_back((float)e.predictions);
+    }
+    std::vector<float> w = weights(m);
+    all.insert(all.end(), w.begin(), w.end());
+    amp_model_destroy(m);
+    return all;
+}
+static void test_sequences() {
+    for (int k = 0; k < 2; k++) {
+        builder build = k ? build_sequence_of_floats : build_sequence;
+        std::vector<float> cpu = train_sequences(build, NULL, 0), gpu = train_sequences(build, amp_cuda_backend(), 0);
+        CHECK(cpu.size() > 100 && cpu.size() == gpu.size());
+        for (size_t i = 0; i < cpu.size(); i++)
+            CHECK_MSG(fabs((double)cpu[i] - (double)gpu[i]) <= 1e-4 * (0.1 + fabs((double)cpu[i])), "%d: %.9g, %.9g", (int)i, (double)cpu[i],
+                      (double)gpu[i]);
+        CHECK(same(gpu, train_sequences(build, amp_cuda_backend(), 1)));
+    }
+}
+
 /* Three kinds of micro-batch in eight sizes are more steps than there are places for graphs: the rest run as ever. */
 static std::string train_all_sizes(int graph, long* replayed, long* late) {
     amp_model_desc d = desc_of(AMP_O2, AMP_F16);
@@ -1690,6 +1748,7 @@ int main(int argc, char** argv) {
     TEST(test_custom_kernels);
     TEST(test_custom_fails);
     TEST(test_reuse);
+    TEST(test_sequences);
     TEST(test_ranks);
     TEST(test_host_memory);
     TEST(test_bad_desc);
