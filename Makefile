@@ -45,9 +45,9 @@ lesson: $(if $(SRC),$(B)/impl.o,$(LESSON:%=$(B)/lessons/%)) ## run one lesson: m
 	@[ -n "$(LESSON)" ] || { echo "make lesson N=...: one of $(LESSONS)"; exit 1; }
 	@$(if $(SRC),$(CLASS) lesson $(LESSON) "$(SRC)" $(B),sh examples/lessons/run.sh $< $(LESSONS_TO))
 
-grade: $(LESSON:%=$(B)/lessons/%) $(B)/impl.o ## compare your version with the lesson, number by number: make grade N=3 SRC=mine/03.c
+grade: $(LESSON:%=$(B)/lessons/%) $(B)/impl.o ## compare your version with the lesson, number by number: make grade N=3 SRC=mine/03.c; EX=1: with the answer to exercise 1
 	@[ -n "$(LESSON)" ] && [ -n "$(SRC)" ] || { echo "make grade N=3 SRC=mine/03.c"; exit 1; }
-	@$(CLASS) grade $(LESSON) "$(SRC)" $(B)
+	@$(CLASS) grade $(LESSON) "$(SRC)" $(B) $(EX)
 
 lessons-web: lessons ## the same page, whose lessons run in the browser (zig, or the Python package ziglang; minutes)
 	@PYTHON="$(PYTHON)" sh examples/lessons/web.sh $(LESSONS_TO)/index.html $(B)

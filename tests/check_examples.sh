@@ -37,6 +37,17 @@ rm $out/mine/02.c
 grade lesson GAPS=1 && { echo "a lesson with a gap succeeded"; exit 1; }
 grade grade && { echo "a lesson with a gap is graded as right"; exit 1; }
 grep -q 'is right, .* was found' $out/grade.txt || { cat $out/grade.txt; exit 1; }
+# An exercise is graded by lines that its lesson's own table lacks, at least one of them.
+while IFS=. read -r lesson rest; do
+    case $lesson in \#* | *[!0-9]*) continue ;; esac
+    table=$(echo build/lessons/$(printf '%02d' "$lesson")_*.txt)
+    tr -s ' ' < "$table" | grep -qF -- "${rest#* }" || echo "$lesson.${rest%% *}"
+done < examples/lessons/graded.txt | sort -u > $out/lacking.txt
+[ "$(grep '^[0-9]' examples/lessons/graded.txt | cut -d' ' -f1 | sort -u | cmp - $out/lacking.txt)" = "" ] ||
+    { echo "an unchanged lesson answers an exercise"; exit 1; }
+sed 's/return 0\.01f/return 0.001f/' examples/lessons/02_sums.c > $out/mine/02.c
+grade grade EX=3 && grep -q '^right: ' $out/grade.txt || { cat $out/grade.txt; exit 1; }
+for exercise in 1 2; do grade grade EX=$exercise && { echo "exercise 2.$exercise is graded as right"; exit 1; }; done
 # With a setting that amp.h refuses an example says so and fails.
 spoilt() { # spoilt EXAMPLE SETTING VALUE
     sed "s/$2/$3/" examples/$1.c > $out/spoilt.c

@@ -2,7 +2,9 @@
 # class.sh: what make does for a class. A student's programs lie anywhere but here, for instance in mine/.
 #   lesson NAME SOURCE BUILD   compiles and runs SOURCE, a version of lesson NAME; its picture goes to BUILD/mine. If
 #                              there is no SOURCE, it becomes a copy of the lesson, with gaps if GAPS is set.
-#   grade NAME SOURCE BUILD    compares its table with that of the lesson, number by number.
+#   grade NAME SOURCE BUILD [EXERCISE]
+#                              compares its table with that of the lesson, number by number; or looks in it for what the
+#                              answer to an exercise says.
 #   slides PAGE                writes slides of the page index.html to stdout: per lesson its picture, its table and
 #                              the number to check.
 book=$(dirname "$0")
@@ -67,6 +69,21 @@ compare() {
         END { if (!bad) print "right: all " count " numbers are those of the lesson" }' "$2"
 }
 
+# Is in the table what graded.txt has of this exercise?
+exercise() { # exercise LESSON.EXERCISE TABLE
+    awk -v which="$1" '
+        { text = $0; gsub(/[ \t]+/, " ", text) }
+        NR == FNR { if ($1 == which) want[++n] = substr(text, length(which) + 2); next }
+        { for (i = 1; i <= n; i++) if (index(text, want[i])) found[i] = 1 }
+        END {
+            for (i in want) right += found[i]
+            if (n == 0) print "exercise " which " has no numbers to grade: compare with answers.md"
+            else if (right == n) print "right: the table says what the answer to exercise " which " says"
+            else print "not yet: the table does not say what it should after the last change of exercise " which
+            exit (n == 0 || right < n)
+        }' "$book/graded.txt" "$2"
+}
+
 slides() {
     sed '/^<main>/,$d' "$1"
     cat << 'HEAD'
@@ -102,6 +119,8 @@ case $1 in
         build "$2" "$3" "$4" || exit 1
         [ -f "$4/lessons/$2.txt" ] || sh "$book/run.sh" "$4/lessons/$2" "$4/mine" > "$4/mine/$2.log" || exit 1
         OMP_WAIT_POLICY=passive "$4/mine/$2" "$4/mine/$2.svg" > "$4/mine/$2.txt" 2> "$4/mine/$2.err"
-        compare "$4/mine/$2.txt" "$4/lessons/$2.txt" ;;
+        lesson=${2%%_*}
+        if [ -n "$5" ]; then exercise "${lesson#0}.$5" "$4/mine/$2.txt"
+        else compare "$4/mine/$2.txt" "$4/lessons/$2.txt"; fi ;;
     slides) slides "$2" ;;
 esac
