@@ -14,7 +14,7 @@ DATA    ?=
 PYTHON  ?= python3
 
 # The long ones first.
-TESTS    = conv ops attention gemm nan optim half scaler checkpoint model train parts custom fit policy files report data gpt alloc hostile sequence text
+TESTS    = conv ops attention gemm nan optim half scaler checkpoint model train parts custom fit policy files report data gpt alloc hostile sequence generate text
 EXAMPLES = train_small fit_lenet own_loop_fp32 own_loop gpt manual_lenet report custom gan fgsm
 
 # Parallel builds unless the user says otherwise. (A + before a recipe: makes started by its script share the jobs.)

@@ -1845,6 +1845,24 @@ AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_i
    AMP_ERR_ARGUMENT. */
 AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v, float* out);
 
+typedef struct amp_generate_desc {
+    float    temperature;  /* logits are divided by it; 0 = 1; AMP_ZERO = the largest logit wins */
+    int      top_k;        /* tokens are drawn from the k largest logits, the first of equals; 0 =
+                              all */
+    int      classes;      /* as in amp_loss_desc */
+    uint64_t seed;         /* of the draws */
+    /* Hears each token; a result other than 0 ends the text. */
+    int    (*on_token)(int32_t token, void* user_data);
+    void*    user_data;
+} amp_generate_desc;
+/* Continues prompt[prompt_count] (>= 1) by `count` tokens, drawn one after the other from the
+   softmax of the last position of `logits` (>= 1 positions), in a model whose one input is
+   amp_tokens of T positions: it sees the last T tokens. out[count] takes them, -1 where on_token
+   ended the text. Allocates for the call. Errors: as amp_predict; AMP_ERR_OVERFLOW, where a logit
+   is NaN or none is finite. */
+AMP_DEF amp_result amp_generate(amp_model* m, amp_value logits, const int32_t* prompt,
+    int prompt_count, int32_t* out, int count, const amp_generate_desc* desc);
+
 /* Samples to train or evaluate with: arrays in host memory, or a function that reads some. The
    struct is copied when a call begins. */
 typedef struct amp_data {
@@ -17730,6 +17748,171 @@ AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v
     return ampi_evaluate_nodes(m, batch, 0, ampi_source(n), NULL, out);
 }
 
+/* --- text --- */
+/* Bits of a number that is no NaN, in the order of numbers. */
+AMPI_FN uint32_t ampi_ordered(float x) {
+    const uint32_t b = ampi_bits(x);
+    return b & 0x80000000u ? ~b : b | 0x80000000u;
+}
+
+/* The largest bound, in that order, which at least k of n numbers reach: bit by bit. */
+AMPI_FN uint32_t ampi_kth_largest(const float* x, size_t n, size_t k) {
+    uint32_t bound = 0;
+    for (uint32_t bit = 0x80000000u; bit; bit >>= 1) {
+        size_t reach = 0;
+        for (size_t i = 0; i < n; i++) reach += ampi_ordered(x[i]) >= (bound | bit);
+        if (reach >= k) bound |= bit;
+    }
+    return bound;
+}
+
+/* Makes n logits the probabilities of a draw, those of all but the k largest 0. 0 where a logit is
+   NaN or +inf, or all are -inf; else 1. */
+AMPI_FN int ampi_draw_weights(float* x, size_t n, size_t k, float temperature) {
+    for (size_t i = 0; i < n; i++)
+        if (ampi_nan_mask(x[i]) || ampi_bits(x[i]) == 0x7f800000u) return 0;
+    const uint32_t bound = ampi_kth_largest(x, n, k);
+    size_t above = 0, equal = 0;
+    for (size_t i = 0; i < n; i++) above += ampi_ordered(x[i]) > bound;
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t at = ampi_ordered(x[i]);
+        const int is_in = at > bound || (at == bound && equal++ < k - above);
+        x[i] = is_in ? x[i] / temperature : ampi_float(0xff800000u);
+    }
+    amp_softmax_forward(amp_f32(x), amp_f32(x), 1, n, NULL);
+    return !ampi_nan_mask(x[0]);  /* of -inf alone */
+}
+
+/* A text that grows. */
+typedef struct ampi_text {
+    amp_model* m;
+    const ampi_node* logits;
+    amp_generate_desc desc;
+    size_t most;        /* positions of the model */
+    size_t count;       /* tokens that it sees: the last ones of the text */
+    int32_t* tokens;    /* [most] */
+    float* row;         /* [features of logits] */
+} ampi_text;
+
+/* Logits behind the last token, to t->row. */
+AMPI_FN amp_result ampi_text_logits(ampi_text* t) {
+    amp_model* m = t->m;
+    const ampi_node* n = t->logits;
+    fenv_t floats;
+    amp_batch b;
+    AMPI_CLEAR(b);
+    b.n = 1;
+    b.positions = (int)t->count;
+    b.inputs[0] = t->tokens;
+    AMPI_TRY(ampi_check_batch(m, &b, "generate", 0 /* without targets */));
+    ampi_start_pass(m, &b, 0 /* not training */);
+    feholdexcept(&floats);
+    amp_result r = ampi_load_inputs(m);
+    if (r == AMP_OK) r = ampi_forward(m, n, 0 /* without losses */);
+    if (r == AMP_OK) r = ampi_run(download, amp_f32(t->row),
+        ampi_from(ampi_output_of(n), (n->rows - 1) * n->features), n->features);
+    fesetenv(&floats);
+    return r;
+}
+
+/* Token number `i` of the text, drawn from t->row; -1 where its logits are not finite. The sums of
+   probabilities are in double, in order. */
+AMPI_FN int32_t ampi_text_draw(const ampi_text* t, uint64_t i) {
+    const size_t n = (size_t)t->desc.classes;
+    double sum = 0.0, reached = 0.0;
+    size_t last = 0;
+    if (!ampi_draw_weights(t->row, n, (size_t)t->desc.top_k, t->desc.temperature)) return -1;
+
+    for (size_t k = 0; k < n; k++) sum += (double)t->row[k];
+    const double drawn = sum * (double)amp_random_uniform(t->desc.seed, i);
+    for (size_t k = 0; k < n && reached <= drawn; k++) {
+        if (t->row[k] > 0.0f) last = k;  /* never a token without weight */
+        reached += (double)t->row[k];
+    }
+    return (int32_t)last;
+}
+
+/* Puts a token behind those that the model sees; the first one leaves where there are as many as
+   positions. */
+AMPI_FN void ampi_text_add(ampi_text* t, int32_t token) {
+    if (t->count == t->most)
+        memmove(t->tokens, t->tokens + 1, --t->count * sizeof *t->tokens);
+    t->tokens[t->count++] = token;
+}
+
+/* Checks amp_generate's arguments, and fills a text's fields but for its memory. */
+AMPI_FN amp_result ampi_text_check(ampi_text* t, amp_model* m, amp_value logits,
+        const int32_t* prompt, int prompt_count, const int32_t* out, int count,
+        const amp_generate_desc* desc) {
+    AMPI_CLEAR(*t);
+    AMPI_TRY(ampi_check_finalized(m, "generate"));
+    AMPI_REFUSE_NULL("generate", prompt);
+    AMPI_REFUSE(prompt_count < 1, AMP_ERR_ARGUMENT,
+        "generate: prompt_count is %d, at least 1 is needed", prompt_count);
+    AMPI_REFUSE(count < 0 || (count > 0 && !out), AMP_ERR_ARGUMENT,
+        "generate: count is %d, and out must have room for as many tokens", count);
+    AMPI_REFUSE(m->input_count != 1 || !ampi_is_tokens(m->inputs[0]), AMP_ERR_ARGUMENT,
+        "generate: the model's one input must be amp_tokens");
+    ampi_node* n = ampi_find(m, logits);
+    const amp_logger* logger = &m->op_logger;
+    AMPI_REFUSE(!n, AMP_ERR_ARGUMENT, "generate: value %d is not of this model", logits.id);
+    AMPI_REFUSE(ampi_is_loss(n) || ampi_is_tokens(n) || !n->is_sequence, AMP_ERR_ARGUMENT,
+        "generate: '%s' has no logits at each position", n->layer.name);
+
+    if (desc) t->desc = *desc;
+    amp_generate_desc* d = &t->desc;
+    const int features = (int)n->features;
+    AMPI_REFUSE_DESC(d->classes < 0 || d->classes > features || d->top_k < 0,
+        "generate: classes is %d of %d logits, top_k %d; none may be below 0", d->classes, features,
+        d->top_k);
+    AMPI_REFUSE_DESC(!ampi_has_finite_bits(&d->temperature)
+        || (d->temperature < 0.0f && d->temperature != (float)AMP_ZERO),
+        "generate: temperature is %g, it must be positive, or AMP_ZERO",
+        (double)d->temperature);
+    if (d->classes == 0) d->classes = features;
+    if (d->top_k == 0 || d->top_k > d->classes) d->top_k = d->classes;
+    if (d->temperature < 0.0f) d->top_k = 1;
+    if (d->temperature <= 0.0f) d->temperature = 1.0f;
+    t->m = m;
+    t->logits = ampi_source(n);
+    t->most = (size_t)m->inputs[0]->layer.positions;
+    return AMP_OK;
+}
+
+/* Draws token after token. */
+AMPI_FN amp_result ampi_text_grow(ampi_text* t, int32_t* out, int count) {
+    amp_model* m = t->m;
+    int i = 0, ended = 0;
+    for (; i < count && !ended; i++) {
+        AMPI_TRY(ampi_text_logits(t));
+        const int32_t token = ampi_text_draw(t, (uint64_t)i);
+        AMPI_REFUSE(token < 0, AMP_ERR_OVERFLOW, "generate: logits of token %d are not finite", i);
+        ampi_text_add(t, token);
+        out[i] = token;
+        ended = t->desc.on_token && t->desc.on_token(token, t->desc.user_data) != 0;
+    }
+    for (; i < count; i++) out[i] = -1;
+    return AMP_OK;
+}
+
+/* Continues a text: the graph runs up to the logits once a token. */
+AMP_DEF amp_result amp_generate(amp_model* m, amp_value logits, const int32_t* prompt,
+        int prompt_count, int32_t* out, int count, const amp_generate_desc* desc) {
+    ampi_text t;
+    AMPI_TRY(ampi_text_check(&t, m, logits, prompt, prompt_count, out, count, desc));
+    const amp_allocator* a = &m->desc.allocator;
+    t.tokens = (int32_t*)ampi_alloc(t.most * sizeof *t.tokens, a);
+    t.row = (float*)ampi_alloc(t.logits->features * sizeof *t.row, a);
+    amp_result r = AMP_OK;
+    if (!t.tokens || !t.row)
+        r = ampi_model_fail(AMP_ERR_MEMORY, "generate: out of memory");
+    for (int i = 0; r == AMP_OK && i < prompt_count; i++) ampi_text_add(&t, prompt[i]);
+    if (r == AMP_OK) r = ampi_text_grow(&t, out, count);
+    ampi_free(t.row, a);
+    ampi_free(t.tokens, a);
+    return r;
+}
+
 /* --- data sets --- */
 /* Draws batches from a data set: the order of samples, and memory for one batch. */
 typedef struct ampi_feed {
@@ -20065,6 +20248,7 @@ AMP_DEF void amp_history_add(amp_history* h, const amp_step_info* info) {
    Told, where it was silent: a cross-entropy of one class, beta1 for SGD, split masters that split
    nothing, an array of a batch that nothing reads. amp_backward without seeds is an error in a
    model without a loss, and seeds with inf or NaN leave the loss scale alone.
+   amp_generate continues a text.
    amp_cuda.cuh: operators on raw device pointers are entries of amp_cuda_backend()'s table:
    amp_cuda_linear_forward(...) is amp_cuda_backend()->linear_forward(...).
 
