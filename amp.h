@@ -1855,11 +1855,10 @@ typedef struct amp_generate_desc {
     int    (*on_token)(int32_t token, void* user_data);
     void*    user_data;
 } amp_generate_desc;
-/* Continues prompt[prompt_count] (>= 1) by `count` tokens, drawn one after the other from the
-   softmax of the last position of `logits` (>= 1 positions), in a model whose one input is
-   amp_tokens of T positions: it sees the last T tokens. out[count] takes them, -1 where on_token
-   ended the text. Allocates for the call. Errors: as amp_predict; AMP_ERR_OVERFLOW, where a logit
-   is NaN or none is finite. */
+/* Continues prompt[prompt_count], at least one token, by out[count]: each is drawn from the softmax
+   of the last position of `logits`. The model's one input is amp_tokens; it sees as many of the
+   last tokens as that has positions. -1 fills out where on_token ended the text. Allocates for the
+   call. Errors: as amp_predict; AMP_ERR_OVERFLOW where a logit is NaN or inf, or all are -inf. */
 AMP_DEF amp_result amp_generate(amp_model* m, amp_value logits, const int32_t* prompt,
     int prompt_count, int32_t* out, int count, const amp_generate_desc* desc);
 
