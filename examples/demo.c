@@ -22,7 +22,7 @@
 #endif
 #include "chart.h"
 #include "data.h"
-#include <time.h>
+#include "run.h"
 
 enum { BATCH = 64, SIDE = 32, CLASSES = 10, STEPS = 400, MAX_STEPS = 100000, SEED = 1 };
 enum { OWN_TRAIN = 12000, OWN_TEST = 4000, MAX_TEST = 5000 };
@@ -42,16 +42,6 @@ typedef struct run {
     size_t activation_bytes;
     uint32_t fingerprint;               /* checksum of the weights' bits */
 } run;
-
-static double now(void) {
-#if defined(_WIN32)
-    return (double)clock() / CLOCKS_PER_SEC;
-#else
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-#endif
-}
 
 /* ---------------------------------------------------------------------------------------- */
 /* The network.                                                                              */
@@ -123,7 +113,7 @@ static void record(run* r, const amp_step_info* info) {
 
 /* Every level makes the same number of updates with the same batches in the same order. */
 static amp_result train(amp_model* m, run* r, const data_set* d, const int* order, float* x, int32_t* labels) {
-    double start = now();
+    double start = run_seconds();
     while (r->applied < r->updates && r->tries < r->max_tries) {
         amp_batch batch = { .n = BATCH, .inputs = { x }, .targets = { labels } };
         amp_step_info info;
@@ -134,7 +124,7 @@ static amp_result train(amp_model* m, run* r, const data_set* d, const int* orde
         record(r, &info);
         if (info.outcome == AMP_STEP_APPLIED) progress(r);
     }
-    r->seconds = now() - start;
+    r->seconds = run_seconds() - start;
     return AMP_OK;
 }
 
@@ -155,24 +145,6 @@ static amp_result evaluate(amp_model* m, run* r, const data_set* d, float* x, in
     return AMP_OK;
 }
 
-/* FNV-1a over the bits of every weight, so that two runs can be compared at a glance. */
-static uint32_t fingerprint(amp_model* m) {
-    int count, i, byte;
-    const amp_param* p = amp_model_params(m, &count);
-    uint32_t hash = 2166136261u, bits;
-    size_t k;
-    for (i = 0; i < count; i++) {
-        float* w = (float*)malloc(p[i].count * sizeof *w);
-        if (!w || amp_model_read_param(m, &p[i], w) != AMP_OK) { free(w); return 0; }
-        for (k = 0; k < p[i].count; k++) {
-            memcpy(&bits, &w[k], sizeof bits);
-            for (byte = 0; byte < 4; byte++) hash = (hash ^ ((bits >> 8 * byte) & 255u)) * 16777619u;
-        }
-        free(w);
-    }
-    return hash;
-}
-
 static int run_level(run* r, const data_set* training, const data_set* test, const int* order, float* x,
                      int32_t* labels) {
     amp_model* m = NULL;
@@ -183,7 +155,7 @@ static int run_level(run* r, const data_set* training, const data_set* test, con
     if (result == AMP_OK) result = evaluate(m, r, test, x, labels);
     if (result == AMP_OK) {
         r->activation_bytes = memory.activation_bytes;
-        r->fingerprint = fingerprint(m);
+        r->fingerprint = run_hash(m);
     } else {
         const char* sentence = m ? amp_model_error(m) : "";
         if (!*sentence) sentence = amp_result_string(result);
