@@ -1646,11 +1646,11 @@ AMP_DEF void amp_autocast_pop(amp_model* m);
 AMP_DEF void amp_pin(amp_model* m, amp_value v, amp_dtype dtype);
 /* Names the layer that made v: UTF-8, 1 to 127 bytes, unique. Default names are "conv2d1", ... */
 AMP_DEF void amp_name(amp_model* m, amp_value v, const char* name);
-/* Puts the parameters of the layer that made v into an optimizer group. Parameters of a frozen
-   group have no gradient (but where all are frozen), and the backward pass stops where no other
-   parameter lies. To freeze and unfreeze write amp_model_optimizer(m)->groups[i].frozen between
-   steps; unfreezing between micro-batches is AMP_ERR_STATE. Only amp_norm_desc freezes batch norm's
-   running statistics. */
+/* Puts the parameters of the layer that made v, which has some, into an optimizer group. Those of a
+   frozen group have no gradient (but where all are frozen), and the backward pass stops where no
+   other parameter lies. To freeze and unfreeze write amp_model_optimizer(m)->groups[i].frozen
+   between steps; unfreezing between micro-batches is AMP_ERR_STATE. Only amp_norm_desc freezes
+   batch norm's running statistics. */
 AMP_DEF void amp_group(amp_model* m, amp_value v, int group);
 
 /* Checks the graph, infers types, places casts, plans memory, allocates and initialises. Returns
@@ -15100,6 +15100,8 @@ AMP_DEF void amp_group(amp_model* m, amp_value v, int group) {
     if (n->shares_params)
         ampi_build_fail(AMP_ERR_ARGUMENT, "group of '%s': its weights are another layer's",
             n->layer.name);
+    else if (n->params[0] == AMPI_NONE)
+        ampi_build_fail(AMP_ERR_ARGUMENT, "group of '%s': it has no parameters", n->layer.name);
     else if (group < 0 || group >= groups)
         ampi_build_fail(AMP_ERR_ARGUMENT, "group of '%s' is %d, the optimizer has %d",
             n->layer.name, group, groups);
@@ -15814,7 +15816,13 @@ AMPI_FN void ampi_remark_doubts(amp_model* m) {
             (double)o->beta1);
 
     int split = !m->desc.split_masters || m->desc.inference || m->param_count == 0;
-    for (int i = 0; i < m->param_count; i++) split |= m->params[i].rest != NULL;
+    int moves = !ampi_is_trainable(m) || m->param_count == 0;
+    for (int i = 0; i < m->param_count; i++) {
+        split |= m->params[i].rest != NULL;
+        moves |= !m->groups[m->params[i].group].frozen;
+    }
+    if (!moves)
+        ampi_remark(&m->op_logger, "model: all parameters are in frozen groups, so none moves");
     if (!split)
         ampi_remark(&m->op_logger,
             "model: split_masters splits nothing, as no weight with a master is in BF16");
@@ -20244,9 +20252,10 @@ AMP_DEF void amp_history_add(amp_history* h, const amp_step_info* info) {
    Cross-entropy has ld and an ignored label; layer norm's backward pass needs no saved statistics.
    Sequences: positions and lengths of amp_batch, amp_data, amp_input_desc, amp_layer, amp_custom;
    classes of amp_loss_desc. Zero these structs.
-   Told, where it was silent: a cross-entropy of one class, beta1 for SGD, split masters that split
-   nothing, an array of a batch that nothing reads. amp_backward without seeds is an error in a
-   model without a loss, and seeds with inf or NaN leave the loss scale alone.
+   The logger hears of a cross-entropy of one class, beta1 for SGD, masters that split_masters does
+   not split. It also hears of arrays that nothing reads, and of groups that are all frozen.
+   amp_group refuses a layer without parameters. amp_backward without seeds is an error in a model
+   without a loss, and seeds with inf or NaN leave the loss scale alone.
    amp_generate continues a text.
    amp_cuda.cuh: operators on raw device pointers are entries of amp_cuda_backend()'s table:
    amp_cuda_linear_forward(...) is amp_cuda_backend()->linear_forward(...).

@@ -1210,6 +1210,7 @@ static void e_name_empty(amp_model* m, amp_value x) { amp_name(m, x, ""); }
 static void e_name_bytes(amp_model* m, amp_value x) { amp_name(m, x, "caf\xe9"); }
 static void e_name_null(amp_model* m, amp_value x) { amp_name(m, x, NULL); }
 static void e_group(amp_model* m, amp_value x) { amp_group(m, rows_of(m, x, 3), 1); }
+static void e_group_of_relu(amp_model* m, amp_value x) { amp_group(m, amp_relu(m, rows_of(m, x, 3)), 0); }
 static void e_no_loss_behind(amp_model* m, amp_value x) { amp_mse(m, rows_of(m, x, 3)); rows_of(m, x, 4); }
 
 static const struct { mistake make; amp_result code; const char* word; const char* place; } mistakes[] = {
@@ -1259,6 +1260,7 @@ static const struct { mistake make; amp_result code; const char* word; const cha
     { e_name_later, AMP_ERR_ARGUMENT, "two layers", "linear2" }, { e_name_long, AMP_ERR_ARGUMENT, "127", "photo" },
     { e_name_empty, AMP_ERR_ARGUMENT, "name", "photo" },     { e_name_null, AMP_ERR_ARGUMENT, "name", "photo" },
     { e_name_bytes, AMP_ERR_ARGUMENT, "UTF-8", "photo" },
+    { e_group_of_relu, AMP_ERR_ARGUMENT, "no parameters", "relu1" },
     { e_group, AMP_ERR_ARGUMENT, "group", "linear1" },       { e_no_loss_behind, AMP_ERR_SHAPE, "no loss", "linear2" }
 };
 
@@ -1388,13 +1390,15 @@ static void test_doubts(void) {
 
 /* A loss of one class, beta1 for SGD, masters that nothing splits, an array that nothing reads. */
 static void test_doubts_of_settings(void) {
-    static const struct { int classes, beta, split, extra; amp_dtype low; const char* says; } cases[] = {
+    static const struct { int classes, beta, split, extra; amp_dtype low; const char* says; } cases[] = {     /* 3: frozen */
         { 2, 0, 0, 0, AMP_F16, "" }, { 2, 0, 1, 0, AMP_BF16, "" },
         { 1, 0, 0, 0, AMP_F16, "'softmax_cross_entropy1' has one class" },
         { 2, 1, 0, 0, AMP_F16, "optimizer: beta1 0.9 is for Adam, here only momentum counts" },
         { 2, 0, 1, 0, AMP_F16, "model: split_masters splits nothing" },
         { 2, 0, 0, 1, AMP_F16, "train step: inputs[1] is given, but nothing in the model reads it" },
-        { 2, 0, 0, 2, AMP_F16, "train step: targets[7] is given, but nothing in the model reads it" } };
+        { 2, 0, 0, 2, AMP_F16, "train step: targets[7] is given, but nothing in the model reads it" },
+        { 2, 0, 0, 3, AMP_F16, "model: all parameters are in frozen groups, so none moves" } };
+    static const amp_param_group frozen[2] = { { 0, 0, 1, NULL }, { 0, 0, 0, NULL } };
     static const float x[4] = { 1, 2, 3, 4 };
     static const int32_t labels[2] = { 0, 0 };
     for (int i = 0; i < COUNT(cases); i++) {
@@ -1404,6 +1408,7 @@ static void test_doubts_of_settings(void) {
         b.n = 2; b.inputs[0] = x; b.targets[0] = labels;
         if (cases[i].extra == 1) b.inputs[1] = x;
         if (cases[i].extra == 2) b.targets[AMP_MAX_LOSSES - 1] = x;
+        if (cases[i].extra == 3) { d.optimizer.groups = frozen; d.optimizer.group_count = 2; }
         if (cases[i].beta) d.optimizer.beta1 = 0.9f;
         d.split_masters = cases[i].split;
         amp_model* m = new_model(&d);
