@@ -524,6 +524,23 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, amp_re
     amp_ref gamma, const float* save_mean, const float* save_invstd, amp_ref dx, amp_ref dgamma,
     amp_ref dbeta, int accumulate, const amp_exec* exec);
 
+/* Group norm over x[N,C,S]: mean and variance of each image are those of C/groups neighbouring
+   channels; y = (x - mean) / sqrt(var + eps) * gamma_c + beta_c. Instance norm has groups of one
+   channel. */
+typedef struct amp_group_norm_shape {
+    int   n, channels, spatial;  /* each >= 1 */
+    int   groups;                /* divides channels; 0 = channels: instance norm */
+    float eps;                   /* 0 = 1e-5; > 0 */
+} amp_group_norm_shape;
+/* gamma[C], beta[C]; NULL: 1, 0. save_mean[N,groups], save_invstd[N,groups] for the backward pass,
+   or NULL. */
+AMP_DEF amp_result amp_group_norm_forward(const amp_group_norm_shape* s, amp_ref x, amp_ref gamma,
+    amp_ref beta, float* save_mean, float* save_invstd, amp_ref y, const amp_exec* exec);
+/* save_*: as forward filled them. */
+AMP_DEF amp_result amp_group_norm_backward(const amp_group_norm_shape* s, amp_ref dy, amp_ref x,
+    amp_ref gamma, const float* save_mean, const float* save_invstd, amp_ref dx, amp_ref dgamma,
+    amp_ref dbeta, int accumulate, const amp_exec* exec);
+
 /* Layer norm over the rows of x[R,D], D >= 1. gamma[D], beta[D], or NULL (1 and 0); save_mean[R],
    save_invstd[R] for the backward pass, or NULL. eps: 0 = 1e-5; > 0. Backward computes both anew,
    with eps, where one is NULL. */
@@ -772,7 +789,9 @@ AMP_DEF amp_result amp_bce_with_logits_backward(amp_ref x, amp_ref target,
     X(CONV_TRANSPOSE2D, "conv_transpose2d", LOW, LOW, MATRIX, INPUT, NONE) \
     X(RMS_NORM,   "rms_norm",   FP32,    FP32,    NORM,   INPUT,  NONE) \
     X(EMBEDDING,  "embedding",  FP32,    LOW,     MATRIX, INPUT,  NONE)  /* its weight's type */ \
-    X(POSITION_EMBEDDING, "position_embedding", FP32, LOW, MATRIX, NONE, BOTH)  /* likewise */
+    X(POSITION_EMBEDDING, "position_embedding", FP32, LOW, MATRIX, NONE, BOTH)  /* likewise */ \
+    X(GROUP_NORM, "group_norm", FP32,    FP32,    NORM,   INPUT,  NONE) \
+    X(INSTANCE_NORM, "instance_norm", FOLLOW, FP32, NORM, INPUT,  NONE)
 #define AMPI_X(name, ...) AMP_OP_##name,
 typedef AMPI_ENUM(amp_op) { AMP_OP_LIST(AMPI_X) } amp_op;
 #undef AMPI_X
@@ -814,20 +833,28 @@ enum { AMP_STYLE_COUNT = 0 AMP_STYLE_LIST(AMPI_COUNT) };
 #define AMP_STYLE_RULES(X) \
     X(MINDSPORE, O1, RELU, LOW) \
     X(MINDSPORE, O2, RMS_NORM, LOW) \
+    X(MINDSPORE, O2, GROUP_NORM, LOW) \
+    X(MINDSPORE, O2, INSTANCE_NORM, LOW) \
     X(APEX, O1, GELU, FP32) \
     X(APEX, O1, GELU_TANH, FP32) \
     X(APEX, O1, UPSAMPLE, FP32) \
     X(APEX, O2, LAYER_NORM, LOW) \
     X(APEX, O2, RMS_NORM, LOW) \
+    X(APEX, O2, GROUP_NORM, LOW) \
+    X(APEX, O2, INSTANCE_NORM, LOW) \
     X(NNABLA, O2, SOFTMAX, FP32) \
     X(NNABLA, O2, BATCH_NORM, LOW) \
     X(NNABLA, O2, LAYER_NORM, LOW) \
     X(NNABLA, O2, RMS_NORM, LOW) \
+    X(NNABLA, O2, GROUP_NORM, LOW) \
+    X(NNABLA, O2, INSTANCE_NORM, LOW) \
     X(ONEFLOW, O1, CONV_TRANSPOSE2D, FP32) \
     X(ONEFLOW, O1, AVG_POOL2D, GRAY) \
     X(ONEFLOW, O1, BATCH_NORM, GRAY) \
     X(ONEFLOW, O1, LAYER_NORM, GRAY) \
     X(ONEFLOW, O1, RMS_NORM, GRAY) \
+    X(ONEFLOW, O1, GROUP_NORM, GRAY) \
+    X(ONEFLOW, O1, INSTANCE_NORM, FP32) \
     X(ONEFLOW, O1, GELU, GRAY) \
     X(ONEFLOW, O1, GELU_TANH, GRAY) \
     X(ONEFLOW, O1, SILU, GRAY) \
@@ -1479,6 +1506,7 @@ typedef struct amp_norm_desc {
     float eps;       /* 0 = 1e-5, of RMS norm 1e-6; in (0,1) */
     float momentum;  /* like `frozen` as in amp_batch_norm_shape */
     int   frozen;    /* gamma and beta still train; with a frozen group: Keras' trainable = False */
+    int   groups;    /* of group norm: >= 1, divides channels */
 } amp_norm_desc;
 typedef struct amp_loss_desc {
     float weight;     /* of this loss in the sum; 0 = 1; > 0 */
@@ -1534,6 +1562,11 @@ AMP_DEF amp_value amp_global_avg_pool2d(amp_model* m, amp_value x);  /* [N,C,1,1
 AMP_DEF amp_value amp_upsample(amp_model* m, amp_value x, int factor);
 AMP_DEF amp_value amp_batch_norm(amp_model* m, amp_value x);
 AMP_DEF amp_value amp_batch_norm_with(amp_model* m, amp_value x, const amp_norm_desc* desc);
+/* over H*W and, of group norm, C/groups channels */
+AMP_DEF amp_value amp_group_norm(amp_model* m, amp_value x, int groups);
+AMP_DEF amp_value amp_group_norm_with(amp_model* m, amp_value x, const amp_norm_desc* desc);
+AMP_DEF amp_value amp_instance_norm(amp_model* m, amp_value x);
+AMP_DEF amp_value amp_instance_norm_with(amp_model* m, amp_value x, const amp_norm_desc* desc);
 /* over C*H*W */
 AMP_DEF amp_value amp_layer_norm(amp_model* m, amp_value x);
 AMP_DEF amp_value amp_layer_norm_with(amp_model* m, amp_value x, const amp_norm_desc* desc);
@@ -2118,6 +2151,8 @@ AMPI_LAYER(amp_embedding_with, amp_embedding_desc)
 AMPI_LAYER(amp_position_embedding_with, amp_embedding_desc)
 AMPI_LAYER(amp_pool2d_with, amp_pool2d_desc)
 AMPI_LAYER(amp_batch_norm_with, amp_norm_desc)
+AMPI_LAYER(amp_group_norm_with, amp_norm_desc)
+AMPI_LAYER(amp_instance_norm_with, amp_norm_desc)
 AMPI_LAYER(amp_layer_norm_with, amp_norm_desc)
 AMPI_LAYER(amp_rms_norm_with, amp_norm_desc)
 AMPI_LAYER(amp_softmax_cross_entropy_with, amp_loss_desc)
@@ -2209,6 +2244,10 @@ struct amp_backend {
     AMPI_ENTRY(batch_norm_forward, const amp_batch_norm_shape*, int, amp_ref, amp_ref, amp_ref,
         float*, float*, float*, float*, amp_ref)
     AMPI_ENTRY(batch_norm_backward, const amp_batch_norm_shape*, amp_ref, amp_ref, amp_ref,
+        const float*, const float*, amp_ref, amp_ref, amp_ref, int)
+    AMPI_ENTRY(group_norm_forward, const amp_group_norm_shape*, amp_ref, amp_ref, amp_ref, float*,
+        float*, amp_ref)
+    AMPI_ENTRY(group_norm_backward, const amp_group_norm_shape*, amp_ref, amp_ref, amp_ref,
         const float*, const float*, amp_ref, amp_ref, amp_ref, int)
     AMPI_ENTRY(layer_norm_forward, amp_ref, amp_ref, amp_ref, float, float*, float*,
         amp_ref, size_t, size_t)
@@ -9450,10 +9489,10 @@ AMP_DEF amp_result amp_embedding_backward(amp_ref dy, const int32_t* tokens, amp
     AMPI_DONE_OP;
 }
 
-/* >>impl-rows   Operators over rows: batch norm, layer norm, RMS norm, softmax, products.
-   A row is the D features of a layer norm or softmax, or the pixels of one channel and image of
-   a batch norm. Sums of rows, or of columns over rows, come first; then each row is written in
-   one pass. */
+/* >>impl-rows   Operators over rows: norms, softmax, products.
+   A row is the D features of a layer norm or softmax. Of a batch norm it is the pixels of one
+   channel and image, of a group norm those of a group of channels. Sums of rows, or of columns
+   over rows, come first; then each row is written in one pass. */
 
 /* An operator over rows of d elements. */
 typedef struct ampi_rows {
@@ -9461,6 +9500,7 @@ typedef struct ampi_rows {
     size_t rows, d;
     double eps;              /* of layer norm */
     int rms;                 /* 1: of RMS norm, which takes 0 for the mean */
+    size_t groups, spatial;  /* of group norm: rows of an image, pixels of a channel */
     size_t ld;               /* elements from a row to the next */
     size_t pixels;           /* rows of an image, if these are pixels of maps, else 1 */
     const int32_t* labels;   /* of a cross-entropy, one a row; NULL: softmax alone */
@@ -10200,41 +10240,6 @@ AMPI_FN void ampi_ln_forward_rows(const ampi_rows* f, size_t row, size_t rows) {
     ampi_store(&f->list[AMPI_ARG_INVSTD], row, invstd, rows);
 }
 
-/* Layer norm, or with `rms` RMS norm: checks the operands, then runs tile by tile of rows. */
-AMPI_FN amp_result ampi_ln_forward(const char* op, int rms, amp_ref x, amp_ref gamma, amp_ref beta,
-        float eps, float* save_mean, float* save_invstd, amp_ref y, size_t rows, size_t d,
-        const amp_exec* exec) {
-    const size_t all = ampi_area(rows, d);
-    const ampi_argument list[] = {
-        AMPI_ARG(x, AMPI_IN, all),
-        AMPI_ARG(y, AMPI_OUT, all),
-        AMPI_ARG(beta, AMPI_NULL, d),
-        AMPI_ARG(gamma, AMPI_NULL, d),
-        AMPI_ARG_F32(save_mean, AMPI_OUT | AMPI_NULL, rows),
-        AMPI_ARG_F32(save_invstd, AMPI_OUT | AMPI_NULL, rows)
-    };
-    ampi_rows f = ampi_rows_of(list, rows, d);
-    f.rms = rms;
-    AMPI_CHECK(op, all, list);
-    AMPI_TRY(ampi_ln_check(exec, op, &f, eps));
-    AMPI_COMPUTE_OP;
-    ampi_rows_all(ampi_ln_forward_rows, &f);
-    AMPI_DONE_OP;
-}
-
-AMP_DEF amp_result amp_layer_norm_forward(amp_ref x, amp_ref gamma, amp_ref beta, float eps,
-        float* save_mean, float* save_invstd, amp_ref y, size_t rows, size_t d,
-        const amp_exec* exec) {
-    return ampi_ln_forward("layer norm", 0, x, gamma, beta, eps, save_mean, save_invstd, y, rows, d,
-        exec);
-}
-
-AMP_DEF amp_result amp_rms_norm_forward(amp_ref x, amp_ref gamma, float eps, float* save_invstd,
-        amp_ref y, size_t rows, size_t d, const amp_exec* exec) {
-    return ampi_ln_forward("rms norm", 1, x, gamma, AMP_NONE, eps, NULL, save_invstd, y, rows, d,
-        exec);
-}
-
 /* The backward pass of rows [row, past), see that of batch norm. sums, if not NULL: columns [start,
    start + width) add to those of dgamma, then those of dbeta, both padded. If these are all
    columns, rows of dx, if wanted, are (dy * gamma - a - (x - mean) * b) * invstd; of RMS norm mean
@@ -10337,55 +10342,261 @@ AMPI_FN void ampi_ln_params(const ampi_rows* f, size_t start, size_t n, double* 
 
 /* dgamma and dbeta from sums down the columns, dx from sums along the rows: in one pass over dy and
    x where the sums of all columns have room. */
-AMPI_FN amp_result ampi_ln_backward(const char* op, int rms, amp_ref dy, amp_ref x, amp_ref gamma,
-        float eps, const float* save_mean, const float* save_invstd, amp_ref dx, amp_ref dgamma,
-        amp_ref dbeta, int accumulate, size_t rows, size_t d, const amp_exec* exec) {
-    const size_t all = ampi_area(rows, d);
-    const int params = ampi_gradient_use(accumulate, AMP_ACCUMULATE_PARAMS);
+AMPI_FN void ampi_ln_backward_all(const ampi_rows* f, double* room) {
+    const size_t columns = room ? f->d : ampi_min_size(f->d, AMPI_TILE);
+    const int sums = f->list[AMPI_ARG_DGAMMA].data || f->list[AMPI_ARG_DBETA].data;
+    for (size_t start = 0; start < f->d && sums; start += columns)
+        ampi_ln_params(f, start, ampi_min_size(f->d - start, columns), room);
+    if (f->list[AMPI_ARG_Y].data && !(sums && columns == f->d))
+        ampi_rows_all(ampi_ln_dx_rows, f);
+}
+
+/* --- group norm --- */
+
+/* Channels of a row, which is a group of an image: as many as fit a tile, each a row of `spatial`
+   pixels there. */
+typedef struct ampi_gn_channels {
+    size_t first, count;  /* of the image's channels; at most AMPI_ROWS */
+    size_t at;            /* the first element */
+    float mean[AMPI_ROWS], scale[AMPI_ROWS], a[AMPI_ROWS], b[AMPI_ROWS];  /* all alike */
+    float gamma[AMPI_ROWS], beta[AMPI_ROWS];
+    ampi_row_args q;      /* of these: mean, scale, gamma */
+} ampi_gn_channels;
+
+/* Channels of a row from its channel number `channel` on. */
+AMPI_FN void ampi_gn_open(const ampi_rows* f, size_t row, size_t channel, float mean, float scale,
+        ampi_gn_channels* c) {
+    const ampi_argument* gamma = &f->list[AMPI_ARG_GAMMA];
+    const size_t width = f->d / f->spatial;
+    c->first = row % f->groups * width + channel;
+    c->count = ampi_min_size(width - channel, ampi_rows_of_tile(f->spatial));
+    c->at = row * f->d + channel * f->spatial;
+    c->q = ampi_no_row_args();
+    c->q.mean = c->mean;
+    c->q.scale = c->scale;
+    ampi_fill(c->mean, c->count, mean);
+    ampi_fill(c->scale, c->count, scale);
+    if (!gamma->data) return;
+    ampi_load_f32(c->gamma, gamma->data, gamma->dtype, c->first, c->count);
+    c->q.gamma = c->gamma;
+}
+
+/* Sums of each channel, see AMPI_DOT. */
+AMPI_FN void ampi_gn_sums(const ampi_rows* f, const ampi_gn_channels* c, ampi_reader* dy,
+        ampi_reader* x, ampi_row_sums* s) {
+    for (size_t n, i = 0; (n = ampi_part_size(f->spatial, i)) > 0; i += n)
+        ampi_sum_rows(AMPI_DOT, s, ampi_read(dy, c->at + i, c->count * n, n),
+            ampi_read(x, c->at + i, c->count * n, n), &c->q, c->count, n, i > 0);
+}
+
+/* Group norm of `rows` rows from `row` on: statistics, then the result. */
+AMPI_FN void ampi_gn_forward_rows(const ampi_rows* f, size_t row, size_t rows) {
+    const ampi_argument* beta = &f->list[AMPI_ARG_BETA];
+    float mean[AMPI_ROWS], invstd[AMPI_ROWS];
+    ampi_gn_channels c;
+    AMPI_OPEN_READER(x, AMPI_ARG_X);
+    ampi_ln_statistics(f, &x, row, rows, mean, invstd);
+    for (size_t r = 0; r < rows; r++)
+        for (size_t i = 0; i < f->d / f->spatial; i += c.count) {
+            ampi_gn_open(f, row + r, i, mean[r], invstd[r], &c);
+            if (beta->data) ampi_load_f32(c.beta, beta->data, beta->dtype, c.first, c.count);
+            c.q.beta = beta->data ? c.beta : NULL;
+            ampi_norm_apply(&c.q, NULL, &x, NULL, NULL, &f->list[AMPI_ARG_Y], c.at, c.count,
+                f->spatial);
+        }
+    ampi_store(&f->list[AMPI_ARG_MEAN], row, mean, rows);
+    ampi_store(&f->list[AMPI_ARG_INVSTD], row, invstd, rows);
+}
+
+/* dx of a row, as in layer norm: the sums of its channels add up in order. */
+AMPI_FN void ampi_gn_dx_row(const ampi_rows* f, size_t row) {
+    const float mean = ((const float*)f->list[AMPI_ARG_MEAN].data)[row];
+    const float invstd = ((const float*)f->list[AMPI_ARG_INVSTD].data)[row];
+    const size_t width = f->d / f->spatial;
+    double sum = 0.0, dot = 0.0;
+    ampi_gn_channels c;
+    ampi_row_sums s;
+    AMPI_OPEN_READER(dy, AMPI_ARG_DY);
+    AMPI_OPEN_READER(x, AMPI_ARG_X);
+    for (size_t i = 0; i < width; i += c.count) {
+        ampi_gn_open(f, row, i, mean, invstd, &c);
+        ampi_gn_sums(f, &c, &dy, &x, &s);
+        for (size_t r = 0; r < c.count; r++) {
+            sum += s.sum[r];
+            dot += s.dot[r];
+        }
+    }
+    for (size_t i = 0; i < width; i += c.count) {
+        ampi_gn_open(f, row, i, mean, invstd, &c);
+        ampi_fill(c.a, c.count, (float)(sum / (double)f->d));
+        ampi_fill(c.b, c.count, (float)(dot * (double)invstd / (double)f->d));
+        c.q.a = c.a;
+        c.q.b = c.b;
+        ampi_norm_apply(&c.q, &dy, &x, NULL, NULL, &f->list[AMPI_ARG_Y], c.at, c.count, f->spatial);
+    }
+}
+
+AMPI_FN void ampi_gn_dx_rows(const ampi_rows* f, size_t row, size_t rows) {
+    for (size_t r = row; r < row + rows; r++) ampi_gn_dx_row(f, r);
+}
+
+/* dgamma and dbeta of channels of a group from its channel number `channel` on: image after
+   image. */
+AMPI_FN void ampi_gn_params(const ampi_rows* f, size_t group, size_t channel) {
+    const float* mean = (const float*)f->list[AMPI_ARG_MEAN].data;
+    const float* invstd = (const float*)f->list[AMPI_ARG_INVSTD].data;
+    double sum[AMPI_ROWS] = { 0 }, dot[AMPI_ROWS] = { 0 };
+    ampi_gn_channels c;
+    ampi_row_sums s;
+    AMPI_OPEN_READER(dy, AMPI_ARG_DY);
+    AMPI_OPEN_READER(x, AMPI_ARG_X);
+    size_t row = group;
+    do {
+        ampi_gn_open(f, row, channel, mean[row], invstd[row], &c);
+        c.q.gamma = NULL;
+        ampi_gn_sums(f, &c, &dy, &x, &s);
+        for (size_t r = 0; r < c.count; r++) {
+            sum[r] += s.sum[r];
+            dot[r] += s.dot[r];
+        }
+        row += f->groups;
+    } while (row < f->rows);
+    ampi_store_sums(&f->list[AMPI_ARG_DGAMMA], c.first, dot, c.count);
+    ampi_store_sums(&f->list[AMPI_ARG_DBETA], c.first, sum, c.count);
+}
+
+/* Threads share channels for the parameters, then rows for dx. */
+AMPI_FN void ampi_gn_backward_all(const ampi_rows* f) {
+    const size_t some = ampi_rows_of_tile(f->spatial);
+    const int64_t parts = (int64_t)ampi_div_up(f->d / f->spatial, some);  /* of a group */
+    const int64_t all = (int64_t)f->groups * parts;
+    if (f->list[AMPI_ARG_DGAMMA].data || f->list[AMPI_ARG_DBETA].data)
+        AMPI_PARALLEL_OVER(f->rows * f->d, for (int64_t i = 0; i < all; i++)
+            ampi_gn_params(f, (size_t)(i / parts), (size_t)(i % parts) * some));
+    if (f->list[AMPI_ARG_Y].data) ampi_rows_all(ampi_gn_dx_rows, f);
+}
+
+/* The rows of a shape, which is checked: groups of channels of an image. */
+AMPI_FN amp_result ampi_gn_rows(const amp_group_norm_shape* s, ampi_rows* f, const char* op,
+        const amp_exec* exec) {
+    AMPI_CLEAR(*f);
+    AMPI_REFUSE_OP(!s, AMP_ERR_ARGUMENT, "%s: the shape is NULL", op);
+    AMPI_REFUSE_OP(s->n < 1 || s->channels < 1 || s->spatial < 1, AMP_ERR_SHAPE,
+        "%s: input %dx%dx%d needs sizes >= 1", op, s->n, s->channels, s->spatial);
+    const int groups = s->groups ? s->groups : s->channels;
+    AMPI_REFUSE_OP(groups < 0 || s->channels % groups != 0, AMP_ERR_DESC,
+        "%s: %d groups do not divide %d channels", op, groups, s->channels);
+    *f = ampi_rows_of(NULL, ampi_area((size_t)s->n, (size_t)groups),
+        ampi_area((size_t)(s->channels / groups), (size_t)s->spatial));
+    f->groups = (size_t)groups;
+    f->spatial = (size_t)s->spatial;
+    return AMP_OK;
+}
+
+/* --- calls of layer norm, RMS norm and group norm --- */
+
+/* A norm of f's rows, with `params` elements of gamma and beta: checks the operands, then runs tile
+   by tile of rows. */
+AMPI_FN amp_result ampi_ln_forward(const char* op, ampi_rows f, size_t params, amp_ref x,
+        amp_ref gamma, amp_ref beta, float eps, float* save_mean, float* save_invstd, amp_ref y,
+        const amp_exec* exec) {
+    const size_t all = ampi_area(f.rows, f.d);
+    const ampi_argument list[] = {
+        AMPI_ARG(x, AMPI_IN, all),
+        AMPI_ARG(y, AMPI_OUT, all),
+        AMPI_ARG(beta, AMPI_NULL, params),
+        AMPI_ARG(gamma, AMPI_NULL, params),
+        AMPI_ARG_F32(save_mean, AMPI_OUT | AMPI_NULL, f.rows),
+        AMPI_ARG_F32(save_invstd, AMPI_OUT | AMPI_NULL, f.rows)
+    };
+    f.list = list;
+    AMPI_CHECK(op, all, list);
+    AMPI_TRY(ampi_ln_check(exec, op, &f, eps));
+    AMPI_COMPUTE_OP;
+    ampi_rows_all(f.spatial ? ampi_gn_forward_rows : ampi_ln_forward_rows, &f);
+    AMPI_DONE_OP;
+}
+
+/* The gradients of ampi_ln_forward. */
+AMPI_FN amp_result ampi_ln_backward(const char* op, ampi_rows f, size_t params, amp_ref dy,
+        amp_ref x, amp_ref gamma, float eps, const float* save_mean, const float* save_invstd,
+        amp_ref dx, amp_ref dgamma, amp_ref dbeta, int accumulate, const amp_exec* exec) {
+    const size_t all = ampi_area(f.rows, f.d);
+    const int sums = ampi_gradient_use(accumulate, AMP_ACCUMULATE_PARAMS),
+        saved = f.spatial ? AMPI_IN : AMPI_NULL;
     const ampi_argument list[] = {
         AMPI_ARG(x, AMPI_IN, all),
         AMPI_ARG(dx, ampi_gradient_use(accumulate, AMP_ACCUMULATE_INPUT), all),
         AMPI_ARG(dy, AMPI_IN, all),
-        AMPI_ARG(gamma, AMPI_NULL, d),
-        AMPI_ARG_F32(save_mean, AMPI_NULL, rows),
-        AMPI_ARG_F32(save_invstd, AMPI_NULL, rows),
-        AMPI_ARG(dgamma, params, d),
-        AMPI_ARG(dbeta, params, d)
+        AMPI_ARG(gamma, AMPI_NULL, params),
+        AMPI_ARG_F32(save_mean, saved, f.rows),
+        AMPI_ARG_F32(save_invstd, saved, f.rows),
+        AMPI_ARG(dgamma, sums, params),
+        AMPI_ARG(dbeta, sums, params)
     };
-    ampi_rows f = ampi_rows_of(list, rows, d);
-    f.rms = rms;
+    f.list = list;
     AMPI_CHECK(op, all, list);
     AMPI_TRY(ampi_ln_check(exec, op, &f, eps));
 
     /* columns whose sums have room at a time: in a workspace all, else on the stack */
-    const size_t bytes = amp_layer_norm_workspace(rows, d);
+    const size_t bytes = f.spatial ? 0 : amp_layer_norm_workspace(f.rows, f.d);
     AMPI_GROW_WORKSPACE(bytes)
     const int fits = bytes > 0 && exec && exec->workspace && exec->workspace_size >= bytes;
     double* room = fits ? (double*)(void*)ampi_align64(exec->workspace) : NULL;
-    const size_t columns = room ? d : ampi_min_size(d, AMPI_TILE);
 
     /* no rows add nothing; else they set dgamma and dbeta to 0 */
-    if (rows == 0 && accumulate & AMP_ACCUMULATE_PARAMS) return AMP_OK;
+    if (f.rows == 0 && accumulate & AMP_ACCUMULATE_PARAMS) return AMP_OK;
     AMPI_COMPUTE_OP;
-    const int sums = dgamma.data || dbeta.data;
-    for (size_t start = 0; start < d && sums; start += columns)
-        ampi_ln_params(&f, start, ampi_min_size(d - start, columns), room);
-    if (dx.data && !(sums && columns == d)) ampi_rows_all(ampi_ln_dx_rows, &f);
+    if (f.spatial) ampi_gn_backward_all(&f);
+    else ampi_ln_backward_all(&f, room);
     AMPI_DONE_OP;
+}
+
+AMP_DEF amp_result amp_layer_norm_forward(amp_ref x, amp_ref gamma, amp_ref beta, float eps,
+        float* save_mean, float* save_invstd, amp_ref y, size_t rows, size_t d,
+        const amp_exec* exec) {
+    return ampi_ln_forward("layer norm", ampi_rows_of(NULL, rows, d), d, x, gamma, beta, eps,
+        save_mean, save_invstd, y, exec);
+}
+
+AMP_DEF amp_result amp_rms_norm_forward(amp_ref x, amp_ref gamma, float eps, float* save_invstd,
+        amp_ref y, size_t rows, size_t d, const amp_exec* exec) {
+    ampi_rows f = ampi_rows_of(NULL, rows, d);
+    f.rms = 1;
+    return ampi_ln_forward("rms norm", f, d, x, gamma, AMP_NONE, eps, NULL, save_invstd, y, exec);
 }
 
 AMP_DEF amp_result amp_layer_norm_backward(amp_ref dy, amp_ref x, amp_ref gamma, float eps,
         const float* save_mean, const float* save_invstd, amp_ref dx, amp_ref dgamma,
         amp_ref dbeta, int accumulate, size_t rows, size_t d, const amp_exec* exec) {
-    return ampi_ln_backward("layer norm backward", 0, dy, x, gamma, eps, save_mean, save_invstd, dx,
-        dgamma, dbeta, accumulate, rows, d, exec);
+    return ampi_ln_backward("layer norm backward", ampi_rows_of(NULL, rows, d), d, dy, x, gamma,
+        eps, save_mean, save_invstd, dx, dgamma, dbeta, accumulate, exec);
 }
 
 AMP_DEF amp_result amp_rms_norm_backward(amp_ref dy, amp_ref x, amp_ref gamma, float eps,
         const float* save_invstd, amp_ref dx, amp_ref dgamma, int accumulate, size_t rows, size_t d,
         const amp_exec* exec) {
-    return ampi_ln_backward("rms norm backward", 1, dy, x, gamma, eps, NULL, save_invstd, dx,
-        dgamma, AMP_NONE, accumulate, rows, d, exec);
+    ampi_rows f = ampi_rows_of(NULL, rows, d);
+    f.rms = 1;
+    return ampi_ln_backward("rms norm backward", f, d, dy, x, gamma, eps, NULL, save_invstd, dx,
+        dgamma, AMP_NONE, accumulate, exec);
+}
+
+AMP_DEF amp_result amp_group_norm_forward(const amp_group_norm_shape* s, amp_ref x, amp_ref gamma,
+        amp_ref beta, float* save_mean, float* save_invstd, amp_ref y, const amp_exec* exec) {
+    ampi_rows f;
+    AMPI_TRY(ampi_gn_rows(s, &f, "group norm", exec));
+    return ampi_ln_forward("group norm", f, (size_t)s->channels, x, gamma, beta, s->eps, save_mean,
+        save_invstd, y, exec);
+}
+
+AMP_DEF amp_result amp_group_norm_backward(const amp_group_norm_shape* s, amp_ref dy, amp_ref x,
+        amp_ref gamma, const float* save_mean, const float* save_invstd, amp_ref dx,
+        amp_ref dgamma, amp_ref dbeta, int accumulate, const amp_exec* exec) {
+    ampi_rows f;
+    AMPI_TRY(ampi_gn_rows(s, &f, "group norm backward", exec));
+    return ampi_ln_backward("group norm backward", f, (size_t)s->channels, dy, x, gamma, s->eps,
+        save_mean, save_invstd, dx, dgamma, dbeta, accumulate, exec);
 }
 
 /* --- softmax --- */
@@ -13848,8 +14059,8 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
         amp_gemm_workspace, amp_conv2d_workspace, amp_layer_norm_workspace,
         amp_attention_workspace,
         amp_gemm, AMPI_BOTH(linear), AMPI_BOTH(conv2d), AMPI_BOTH(conv_transpose2d),
-        AMPI_BOTH(pool2d), AMPI_BOTH(batch_norm), AMPI_BOTH(layer_norm), AMPI_BOTH(rms_norm),
-        AMPI_BOTH(activation), AMPI_BOTH(leaky_relu),
+        AMPI_BOTH(pool2d), AMPI_BOTH(batch_norm), AMPI_BOTH(group_norm), AMPI_BOTH(layer_norm),
+        AMPI_BOTH(rms_norm), AMPI_BOTH(activation), AMPI_BOTH(leaky_relu),
         AMPI_BOTH(softmax), ampi_cpu_dropout, amp_add_forward, AMPI_BOTH(mul), AMPI_BOTH(concat),
         AMPI_BOTH(embedding), AMPI_BOTH(attention), AMPI_BOTH(rope),
         AMPI_BOTH(softmax_cross_entropy), AMPI_BOTH(mse), AMPI_BOTH(bce_with_logits),
@@ -13933,6 +14144,7 @@ typedef struct ampi_node {
     amp_conv2d_shape conv;
     amp_pool2d_shape pool;
     amp_batch_norm_shape norm;   /* of a layer norm: eps */
+    int groups;                  /* of a norm but batch norm: statistics of a row or image */
     float p;                     /* dropout: the share of elements that become 0; leaky ReLU: the
                                     slope */
     float loss_weight, smoothing;
@@ -14374,7 +14586,8 @@ AMPI_FN ampi_node* ampi_draft(amp_model* m, amp_op op, ampi_node* in) {
 /* Operators that know neighbours or channels of an image, and no positions. */
 AMPI_FN int ampi_is_for_images(const ampi_node* n) {
     return ampi_is(n, CONV2D) || ampi_is(n, CONV_TRANSPOSE2D) || ampi_is(n, MAX_POOL2D)
-           || ampi_is(n, AVG_POOL2D) || ampi_is(n, UPSAMPLE) || ampi_is(n, BATCH_NORM);
+           || ampi_is(n, AVG_POOL2D) || ampi_is(n, UPSAMPLE) || ampi_is(n, BATCH_NORM)
+           || ampi_is(n, GROUP_NORM) || ampi_is(n, INSTANCE_NORM);
 }
 
 /* The draft of a layer on x, or NULL if the graph has a mistake. */
@@ -14767,11 +14980,15 @@ AMP_DEF amp_value amp_upsample(amp_model* m, amp_value x, int factor) {
     return ampi_layer_add(m);
 }
 
-/* Adds a batch norm over channels, or a layer norm or RMS norm over all features; desc NULL: all
-   defaults. */
+/* Adds a batch norm over channels, a group norm over some of an image, or a layer norm or RMS norm
+   over all features; desc NULL: all defaults. */
 AMPI_FN amp_value ampi_norm(amp_model* m, amp_op op, amp_value x, const amp_norm_desc* desc) {
-    const amp_norm_desc defaults = { 0.0f, 0.0f, 0 }, *d = desc ? desc : &defaults;
+    const amp_norm_desc defaults = { 0.0f, 0.0f, 0, 0 }, *d = desc ? desc : &defaults;
     AMPI_DRAFT(n, op, x);
+    n->groups = op == AMP_OP_GROUP_NORM ? d->groups : op == AMP_OP_INSTANCE_NORM
+        ? n->layer.channels : 1;
+    AMPI_REFUSE_LAYER(n->groups < 1 || n->layer.channels % n->groups != 0, AMP_ERR_DESC,
+        "groups %d must be >= 1 and divide %d channels", n->groups, n->layer.channels);
     const amp_batch_norm_shape s = { m->desc.batch, n->layer.channels,
         n->layer.height * n->layer.width, d->eps, d->momentum, d->frozen != 0, NULL };
     ampi_draft_range(m, "eps", &d->eps, AMPI_BELOW_ONE);
@@ -14780,6 +14997,15 @@ AMPI_FN amp_value ampi_norm(amp_model* m, amp_op op, amp_value x, const amp_norm
     n->norm = s;
     /* gamma and beta start as 1 and 0 */
     return ampi_layer_add_params(m, op == AMP_OP_RMS_NORM, AMP_INIT_ZERO, 0.0f, 1, 1);
+}
+
+AMP_DEF amp_value amp_group_norm_with(amp_model* m, amp_value x, const amp_norm_desc* desc) {
+    return ampi_norm(m, AMP_OP_GROUP_NORM, x, desc);
+}
+
+AMP_DEF amp_value amp_group_norm(amp_model* m, amp_value x, int groups) {
+    const amp_norm_desc d = { 0.0f, 0.0f, 0, groups };
+    return amp_group_norm_with(m, x, &d);
 }
 
 /* Adds a sum or product of x and y, whose shapes are equal; a product with one value of y a
@@ -15012,6 +15238,7 @@ AMP_DEF amp_value amp_custom(amp_model* m, const amp_value* inputs, int count,
         return add(m, AMP_OP_##OP, x, desc); } \
     AMP_DEF amp_value name(amp_model* m, amp_value x) { return add(m, AMP_OP_##OP, x, NULL); }
 AMPI_LAYER_WITH(amp_batch_norm, ampi_norm, BATCH_NORM, amp_norm_desc)
+AMPI_LAYER_WITH(amp_instance_norm, ampi_norm, INSTANCE_NORM, amp_norm_desc)
 AMPI_LAYER_WITH(amp_layer_norm, ampi_norm, LAYER_NORM, amp_norm_desc)
 AMPI_LAYER_WITH(amp_rms_norm, ampi_norm, RMS_NORM, amp_norm_desc)
 AMPI_LAYER_WITH(amp_softmax_cross_entropy, ampi_loss_add, SOFTMAX_CROSS_ENTROPY, amp_loss_desc)
@@ -15607,17 +15834,23 @@ AMPI_FN size_t ampi_rows_at_once(const ampi_node* loss) {
     return loss->labels > 1 ? loss->labels : logits < 8192 ? 8192 / logits : 1;
 }
 
+/* How many means a norm has at most. */
+AMPI_FN size_t ampi_norm_groups(const amp_model* m, const ampi_node* n) {
+    return ampi_is(n, BATCH_NORM) ? (size_t)n->layer.channels
+        : ampi_most_rows(m, n) * (size_t)n->groups;
+}
+
 /* Places what a node has outside of the arena, or counts its bytes before there are blocks. */
 AMPI_FN void ampi_place_node(amp_model* m, ampi_node* n) {
     const int is_batch_norm = ampi_is(n, BATCH_NORM);
-    const size_t groups = is_batch_norm ? (size_t)n->layer.channels : ampi_most_rows(m, n);
+    const size_t groups = ampi_norm_groups(m, n);
     n->layer.param_dtype = ampi_weight_dtype(m, n);
     n->layer.parameters = 0;
     for (int k = 0; k < AMP_MAX_OPERANDS; k++) ampi_place_param(m, n, k);
     if (n->constants)
         n->reading.constants = ampi_floats_take(m, AMPI_BLOCK_STEP, n->constant_count);
 
-    /* A mean and a variance of each channel, or of each row. */
+    /* A mean and a variance of each channel, each row, or each group of an image. */
     if (ampi_is_norm(n)) n->stats = ampi_floats_take(m, AMPI_BLOCK_STEP, 2 * groups);
     if (!is_batch_norm) return;
     n->running = ampi_floats_take(m, AMPI_BLOCK_RUNNING, 2 * groups);
@@ -16079,7 +16312,7 @@ AMPI_FN amp_ref ampi_weight_grad(const amp_model* m, int param) {
 /* Of a norm: the variance of the batch for each channel (batch norm, which has running statistics)
    or row (layer norm). It lies behind as many means. */
 AMPI_FN float* ampi_variance(const amp_model* m, const ampi_node* n) {
-    return n->stats + (n->running ? (size_t)n->layer.channels : ampi_most_rows(m, n));
+    return n->stats + ampi_norm_groups(m, n);
 }
 
 /* Dropout of a value in training, or of its gradient, which needs the same random numbers; else a
@@ -16245,6 +16478,13 @@ AMPI_FN amp_result ampi_loss_value(amp_model* m, const ampi_node* n) {
     return ampi_run(gemm, &s, 1.0f, amp_f32(shares), amp_f32(means), 0.0f, amp_f32(loss));
 }
 
+/* The shape of a group or instance norm in this pass. */
+AMPI_FN amp_group_norm_shape ampi_group_norm_of(const ampi_node* n) {
+    const amp_group_norm_shape s = { n->norm.n, n->norm.channels, n->norm.spatial, n->groups,
+        n->norm.eps };
+    return s;
+}
+
 /* The value y of a norm n. The statistics of the batch lie at n->stats: means, then variances;
    behind running means lie running variances. */
 AMPI_FN amp_result ampi_forward_norm(amp_model* m, const ampi_node* n, amp_ref x, amp_ref w,
@@ -16256,6 +16496,10 @@ AMPI_FN amp_result ampi_forward_norm(amp_model* m, const ampi_node* n, amp_ref x
             n->features);
     if (ampi_is(n, RMS_NORM))
         return ampi_run(rms_norm_forward, x, w, norm.eps, variance, y, n->rows, n->features);
+    if (!ampi_is(n, BATCH_NORM)) {
+        const amp_group_norm_shape s = ampi_group_norm_of(n);
+        return ampi_run(group_norm_forward, &s, x, w, b, mean, variance, y);
+    }
     if (m->pass.looking) norm.momentum = AMP_ZERO;  /* running statistics stay */
     return ampi_run(batch_norm_forward, &norm, m->pass.training, x, w, b, n->running,
         n->running + norm.channels, mean, variance, y);
@@ -16272,6 +16516,10 @@ AMPI_FN amp_result ampi_backward_norm(amp_model* m, const ampi_node* n, amp_ref 
     if (ampi_is(n, RMS_NORM))
         return ampi_run(rms_norm_backward, dy, x, w, 0.0f, variance, dx, dw, add, n->rows,
             n->features);
+    if (!ampi_is(n, BATCH_NORM)) {
+        const amp_group_norm_shape s = ampi_group_norm_of(n);
+        return ampi_run(group_norm_backward, &s, dy, x, w, mean, variance, dx, dw, db, add);
+    }
     return ampi_run(batch_norm_backward, &n->norm, dy, x, w, mean, variance, dx, dw, db, add);
 }
 
@@ -16318,6 +16566,7 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
         case AMP_OP_UPSAMPLE:  /* the gradient of a pool of sums, which turns y's shape into x's */
             return f->pool2d_backward(&n->pool, x, AMP_NONE, y, 0 /* accumulate */, e);
         case AMP_OP_BATCH_NORM: case AMP_OP_LAYER_NORM: case AMP_OP_RMS_NORM:
+        case AMP_OP_GROUP_NORM: case AMP_OP_INSTANCE_NORM:
             return ampi_forward_norm(m, n, x, w, b, y);
         AMP_ACTIVATION_LIST(AMPI_CASE_FORWARD)
         case AMP_OP_LEAKY_RELU: return f->leaky_relu_forward(x, y, count, n->p, e);
@@ -16482,6 +16731,7 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
                 0 /* accumulate */, e);
         case AMP_OP_UPSAMPLE: return f->pool2d_forward(&n->pool, dy, dx, e);
         case AMP_OP_BATCH_NORM: case AMP_OP_LAYER_NORM: case AMP_OP_RMS_NORM:
+        case AMP_OP_GROUP_NORM: case AMP_OP_INSTANCE_NORM:
             return ampi_backward_norm(m, n, dy, saved, w, dx, dw, db);
         AMP_ACTIVATION_LIST(AMPI_CASE_BACKWARD)
         case AMP_OP_LEAKY_RELU:
@@ -20243,8 +20493,8 @@ AMP_DEF void amp_history_add(amp_history* h, const amp_step_info* info) {
    (amp_custom), amp_mean as a loss, layers used again (amp_reuse), models for inference, scalers of
    single losses. Groups with an optimizer of their own, RMSprop, split masters, moments in 16 bits,
    amp_mixed. operands of amp_exec, buckets of gradients (amp_comm's start and wait). Layers: silu,
-   hard_swish, leaky_relu, mul, upsample, conv_transpose2d, rms_norm; cross-entropy of [C,H,W] is
-   no error.
+   hard_swish, leaky_relu, mul, upsample, conv_transpose2d, rms_norm, group_norm, instance_norm;
+   cross-entropy of [C,H,W] is no error.
    m and v of amp_param are void*. Structs that grew at their ends: amp_loss_desc, amp_param,
    amp_param_group, amp_comm, amp_conv2d_desc, amp_conv2d_shape; amp_model_desc and
    amp_optimizer_desc have new fields within. A backend of your own needs the table's new entries.

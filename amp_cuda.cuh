@@ -5663,7 +5663,7 @@ AMPI_FN size_t ampi_cuda_ln_statistics_bytes(size_t rows) {
     return ampi_round_up(rows * 2 * sizeof(float), 16);
 }
 
-/* A call of layer norm, or of RMS norm. */
+/* A call of layer norm, of RMS norm, or of group norm, whose rows are groups of channels. */
 typedef struct ampi_cuda_ln {
     amp_ref x, dy, gamma, beta;
     amp_ref y, dgamma, dbeta;          /* backward: y is dx */
@@ -5672,12 +5672,26 @@ typedef struct ampi_cuda_ln {
     float* partial;                    /* backward: for each part of the rows its sums of d columns
                                           for dgamma, then for dbeta; or NULL */
     size_t rows, d, parts;             /* parts: of the rows, for dgamma and dbeta */
+    size_t groups, spatial;            /* of group norm: rows of an image, pixels of a channel */
     double inverse_d;                  /* 1 / d */
     float eps;
     int rms;                           /* 1: RMS norm, whose mean is 0 */
     int accumulate, add;               /* gradients are added to what dgamma and dbeta, what dx
                                           hold */
 } ampi_cuda_ln;
+
+/* gamma or beta, or `missing`, beside columns i to i + 7 of a row: one a column, or of group norm
+   one a channel. */
+AMPI_D void ampi_d_ln_params8(float (&v)[8], const ampi_cuda_ln& q, amp_ref params, size_t row,
+        size_t i, float missing) {
+    if (!q.spatial || !params.data) {
+        ampi_d_load8_or(v, params, i, q.d, missing);
+        return;
+    }
+    const size_t first = row % q.groups * (q.d / q.spatial);
+    for (size_t j = 0; j < 8; j++)
+        v[j] = i + j < q.d ? ampi_d_load(params, first + (i + j) / q.spatial) : 0.0f;
+}
 
 /* Layer norm: of each row the mean, the mean square distance from it, and unless q.y is NULL y =
    (x - mean) * invstd * gamma + beta. The mean in double is mean + rest; of RMS norm it is 0. */
@@ -5711,8 +5725,8 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_layer_norm
         if (q.y.data) ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
             float g[8], b[8];
             ampi_d_row_again(x, k, i);
-            ampi_d_load8_or(g, q.gamma, i, q.d, 1.0f);
-            ampi_d_load8_or(b, q.beta, i, q.d, 0.0f);
+            ampi_d_ln_params8(g, q, q.gamma, row, i, 1.0f);
+            ampi_d_ln_params8(b, q, q.beta, row, i, 0.0f);
             for (int j = 0; j < 8; j++) g[j] = ampi_fma(1, (x.v[k][j] - mean) * invstd, g[j], b[j]);
             ampi_d_store8(q.y, x.start + i, x.end, g);
         });
@@ -5742,44 +5756,66 @@ AMPI_FN amp_result ampi_cuda_ln_statistics(ampi_cuda_ln* q, const char* op, cons
         forward);
 }
 
-/* Layer norm, or with `rms` RMS norm. */
-AMPI_FN amp_result ampi_cuda_ln_forward(const char* op, int rms, amp_ref x, amp_ref gamma,
-        amp_ref beta, float eps, float* save_mean, float* save_invstd, amp_ref y, size_t rows,
-        size_t d, const amp_exec* exec) {
-    const size_t all = ampi_area(rows, d);
-    const ampi_argument list[] = { AMPI_ARG(x, AMPI_IN, all), AMPI_ARG(y, AMPI_OUT, all),
-        AMPI_ARG(gamma, AMPI_NULL, d), AMPI_ARG(beta, AMPI_NULL, d),
-        AMPI_ARG_F32(save_mean, AMPI_OUT | AMPI_NULL, rows),
-        AMPI_ARG_F32(save_invstd, AMPI_OUT | AMPI_NULL, rows) };
+/* A call's numbers, from its rows. */
+AMPI_FN ampi_cuda_ln ampi_cuda_ln_of(const ampi_rows& f) {
     ampi_cuda_ln q = {};
-    ampi_rows f = ampi_rows_of(list, rows, d);
-    f.rms = q.rms = rms;
+    q.rows = f.rows;
+    q.d = f.d;
+    q.rms = f.rms;
+    q.groups = f.groups;
+    q.spatial = f.spatial;
+    q.inverse_d = 1.0 / (double)f.d;
+    q.eps = (float)f.eps;
+    return q;
+}
+
+/* A norm of f's rows, with `params` elements of gamma and beta. */
+AMPI_FN amp_result ampi_cuda_ln_forward(const char* op, ampi_rows f, size_t params, amp_ref x,
+        amp_ref gamma, amp_ref beta, float eps, float* save_mean, float* save_invstd, amp_ref y,
+        const amp_exec* exec) {
+    const size_t all = ampi_area(f.rows, f.d);
+    const ampi_argument list[] = { AMPI_ARG(x, AMPI_IN, all), AMPI_ARG(y, AMPI_OUT, all),
+        AMPI_ARG(gamma, AMPI_NULL, params), AMPI_ARG(beta, AMPI_NULL, params),
+        AMPI_ARG_F32(save_mean, AMPI_OUT | AMPI_NULL, f.rows),
+        AMPI_ARG_F32(save_invstd, AMPI_OUT | AMPI_NULL, f.rows) };
     AMPI_CUDA_CHECK(op, all, list);
     AMPI_TRY(ampi_ln_check(exec, op, &f, eps));
-    if (rows == 0) return AMP_OK;
+    if (f.rows == 0) return AMP_OK;
 
+    ampi_cuda_ln q = ampi_cuda_ln_of(f);
     q.x = ampi_cuda_ref(x);
     q.gamma = ampi_cuda_ref(gamma);
     q.beta = ampi_cuda_ref(beta);
     q.y = ampi_cuda_ref(y);
     q.save_mean = save_mean;
     q.save_invstd = save_invstd;
-    q.rows = rows; q.d = d; q.inverse_d = 1.0 / (double)d; q.eps = (float)f.eps;
-    return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_layer_norm, rows, d, AMPI_CUDA_ROW_SHARED, q);
+    return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_layer_norm, q.rows, q.d, AMPI_CUDA_ROW_SHARED, q);
 }
 
 /* The table's layer_norm_forward. */
 AMPI_CUDA(layer_norm_forward, amp_ref x, amp_ref gamma, amp_ref beta, float eps, float* save_mean,
         float* save_invstd, amp_ref y, size_t rows, size_t d) {
-    return ampi_cuda_ln_forward("amp_cuda_layer_norm_forward", 0, x, gamma, beta, eps, save_mean,
-        save_invstd, y, rows, d, exec);
+    return ampi_cuda_ln_forward("amp_cuda_layer_norm_forward", ampi_rows_of(NULL, rows, d), d, x,
+        gamma, beta, eps, save_mean, save_invstd, y, exec);
 }
 
 /* The table's rms_norm_forward. */
 AMPI_CUDA(rms_norm_forward, amp_ref x, amp_ref gamma, float eps, float* save_invstd, amp_ref y,
         size_t rows, size_t d) {
-    return ampi_cuda_ln_forward("amp_cuda_rms_norm_forward", 1, x, gamma, AMP_NONE, eps, NULL,
-        save_invstd, y, rows, d, exec);
+    ampi_rows f = ampi_rows_of(NULL, rows, d);
+    f.rms = 1;
+    return ampi_cuda_ln_forward("amp_cuda_rms_norm_forward", f, d, x, gamma, AMP_NONE, eps, NULL,
+        save_invstd, y, exec);
+}
+
+/* The table's group_norm_forward. */
+AMPI_CUDA(group_norm_forward, const amp_group_norm_shape* s, amp_ref x, amp_ref gamma, amp_ref beta,
+        float* save_mean, float* save_invstd, amp_ref y) {
+    const char* op = "amp_cuda_group_norm_forward";
+    ampi_rows f;
+    AMPI_TRY(ampi_gn_rows(s, &f, op, exec));
+    return ampi_cuda_ln_forward(op, f, (size_t)s->channels, x, gamma, beta, s->eps, save_mean,
+        save_invstd, y, exec);
 }
 
 /* dx = (dy * gamma - a - (x - mean) * b) * invstd: a is the row's mean of dy * gamma (0 of RMS
@@ -5800,7 +5836,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T))
             float g[8], h[8];
             ampi_d_row_open(x, k, i);
             ampi_d_row_open(dy, k, i);
-            ampi_d_load8_or(g, q.gamma, i, q.d, 1.0f);
+            ampi_d_ln_params8(g, q, q.gamma, row, i, 1.0f);
             for (int j = 0; j < 8; j++) g[j] = dy.v[k][j] * g[j];
             for (int j = 0; j < 8; j++) h[j] = x.v[k][j] - mean;
             v[0] += (double)ampi_d_sum8(g);
@@ -5814,7 +5850,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T))
             float g[8];
             ampi_d_row_again(x, k, i);
             ampi_d_row_again(dy, k, i);
-            ampi_d_load8_or(g, q.gamma, i, q.d, 1.0f);
+            ampi_d_ln_params8(g, q, q.gamma, row, i, 1.0f);
             for (int j = 0; j < 8; j++)
                 g[j] = ampi_fma(1, mean - x.v[k][j], b, ampi_fma(1, dy.v[k][j], g[j], -a)) * invstd;
             ampi_d_give8(q.y, x.start + i, x.end, g, q.add);
@@ -5954,23 +5990,42 @@ AMPI_FN amp_result ampi_cuda_ln_columns(ampi_cuda_ln q, const char* op, const am
         0, q);
 }
 
-/* The backward pass of layer norm, or with `rms` of RMS norm. */
-AMPI_FN amp_result ampi_cuda_ln_backward(const char* op, int rms, amp_ref dy, amp_ref x,
-        amp_ref gamma, float eps, const float* save_mean, const float* save_invstd, amp_ref dx,
-        amp_ref dgamma, amp_ref dbeta, int accumulate, size_t rows, size_t d,
-        const amp_exec* exec) {
-    const size_t all = ampi_area(rows, d);
+/* dgamma and dbeta of group norm, a block for each channel: its threads take the pixels of all images in turn. */
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_group_norm_params(ampi_cuda_ln q) {
+    ampi_ptx_grid_wait();
+    AMPI_SHARED(double, shared);
+    const size_t per_group = q.d / q.spatial, pixels = q.rows / q.groups * q.spatial;
+    for (size_t c = blockIdx.x; c < q.groups * per_group; c += gridDim.x) {
+        double v[2] = { 0.0, 0.0 };
+        for (size_t i = threadIdx.x; i < pixels; i += AMPI_CUDA_BLOCK) {
+            const size_t row = i / q.spatial * q.groups + c / per_group;
+            const size_t at = row * q.d + c % per_group * q.spatial + i % q.spatial;
+            const float dy = ampi_d_load(q.dy, at);
+            v[0] += (double)(dy * ((ampi_d_load(q.x, at) - q.mean[row]) * q.invstd[row]));
+            v[1] += (double)dy;
+        }
+        ampi_d_group_sum<AMPI_CUDA_BLOCK>(v, shared);
+        if (threadIdx.x != 0) continue;
+        ampi_d_store_one(q.dgamma, c, (float)v[0], q.accumulate);
+        ampi_d_store_one(q.dbeta, c, (float)v[1], q.accumulate);
+    }
+}
+
+/* The gradients of ampi_cuda_ln_forward. */
+AMPI_FN amp_result ampi_cuda_ln_backward(const char* op, ampi_rows f, size_t params, amp_ref dy,
+        amp_ref x, amp_ref gamma, float eps, const float* save_mean, const float* save_invstd,
+        amp_ref dx, amp_ref dgamma, amp_ref dbeta, int accumulate, const amp_exec* exec) {
+    const size_t rows = f.rows, all = ampi_area(rows, f.d);
+    const int saved = f.spatial ? AMPI_IN : AMPI_NULL;
     const ampi_argument list[] = { AMPI_ARG(dy, AMPI_IN, all), AMPI_ARG(x, AMPI_IN, all),
-        AMPI_ARG(gamma, AMPI_NULL, d), AMPI_ARG(dx, AMPI_OUT | AMPI_NULL, all),
-        AMPI_ARG_F32(save_mean, AMPI_NULL, rows), AMPI_ARG_F32(save_invstd, AMPI_NULL, rows),
-        AMPI_ARG(dgamma, AMPI_OUT | AMPI_NULL, d), AMPI_ARG(dbeta, AMPI_OUT | AMPI_NULL, d) };
-    ampi_cuda_ln q = {};
-    ampi_rows f = ampi_rows_of(list, rows, d);
-    f.rms = q.rms = rms;
+        AMPI_ARG(gamma, AMPI_NULL, params), AMPI_ARG(dx, AMPI_OUT | AMPI_NULL, all),
+        AMPI_ARG_F32(save_mean, saved, rows), AMPI_ARG_F32(save_invstd, saved, rows),
+        AMPI_ARG(dgamma, AMPI_OUT | AMPI_NULL, params),
+        AMPI_ARG(dbeta, AMPI_OUT | AMPI_NULL, params) };
     AMPI_CUDA_CHECK(op, all, list);
     AMPI_TRY(ampi_ln_check(exec, op, &f, eps));
     if (rows == 0 && accumulate & AMP_ACCUMULATE_PARAMS) return AMP_OK;
-    AMPI_GROW_WORKSPACE(ampi_cuda_layer_norm_workspace(rows, d))
+    AMPI_GROW_WORKSPACE(f.spatial ? 0 : ampi_cuda_layer_norm_workspace(rows, f.d))
     amp_exec rest = exec ? *exec : amp_exec();  /* with what the statistics leave of the
                                                    workspace */
 
@@ -5978,6 +6033,7 @@ AMPI_FN amp_result ampi_cuda_ln_backward(const char* op, int rms, amp_ref dy, am
     if (rows == 0) AMPI_TRY(ampi_cuda_check_pointer(exec, op, "dgamma", dgamma.data));
     if (rows == 0) AMPI_TRY(ampi_cuda_check_pointer(exec, op, "dbeta", dbeta.data));
 
+    ampi_cuda_ln q = ampi_cuda_ln_of(f);
     q.x = ampi_cuda_ref(x);
     q.dy = ampi_cuda_ref(dy);
     q.gamma = ampi_cuda_ref(gamma);
@@ -5985,16 +6041,17 @@ AMPI_FN amp_result ampi_cuda_ln_backward(const char* op, int rms, amp_ref dy, am
     q.dgamma = ampi_cuda_ref(dgamma);
     q.dbeta = ampi_cuda_ref(dbeta);
     q.mean = save_mean; q.invstd = save_invstd;
-    q.rows = rows; q.d = d; q.inverse_d = 1.0 / (double)d;
     q.accumulate = accumulate & AMP_ACCUMULATE_PARAMS;
     q.add = accumulate & AMP_ACCUMULATE_INPUT;
-    q.eps = (float)f.eps;
 
-    if (rows > 0 && ((!save_mean && !rms) || !save_invstd))
+    if (rows > 0 && ((!save_mean && !f.rms) || !save_invstd))
         AMPI_TRY(ampi_cuda_ln_statistics(&q, op, exec, &rest));
-    if (dgamma.data || dbeta.data) AMPI_TRY(ampi_cuda_ln_columns(q, op, &rest));
+    if ((dgamma.data || dbeta.data) && f.spatial)
+        AMPI_TRY(ampi_cuda_launch(exec, op, ampi_k_group_norm_params, ampi_cuda_grid(params, 1),
+            AMPI_CUDA_BLOCK, AMPI_CUDA_ROW_SHARED, q));
+    else if (dgamma.data || dbeta.data) AMPI_TRY(ampi_cuda_ln_columns(q, op, &rest));
     if (!dx.data || rows == 0) return AMP_OK;
-    return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_layer_norm_backward, rows, d,
+    return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_layer_norm_backward, rows, q.d,
         AMPI_CUDA_ROW_SHARED, q);
 }
 
@@ -6002,16 +6059,29 @@ AMPI_FN amp_result ampi_cuda_ln_backward(const char* op, int rms, amp_ref dy, am
 AMPI_CUDA(layer_norm_backward, amp_ref dy, amp_ref x, amp_ref gamma, float eps,
         const float* save_mean, const float* save_invstd, amp_ref dx, amp_ref dgamma, amp_ref dbeta,
         int accumulate, size_t rows, size_t d) {
-    return ampi_cuda_ln_backward("amp_cuda_layer_norm_backward", 0, dy, x, gamma, eps, save_mean,
-        save_invstd, dx, dgamma, dbeta, accumulate, rows, d, exec);
+    return ampi_cuda_ln_backward("amp_cuda_layer_norm_backward", ampi_rows_of(NULL, rows, d), d, dy,
+        x, gamma, eps, save_mean, save_invstd, dx, dgamma, dbeta, accumulate, exec);
 }
 
 /* The table's rms_norm_backward. */
 AMPI_CUDA(rms_norm_backward, amp_ref dy, amp_ref x, amp_ref gamma, float eps,
         const float* save_invstd, amp_ref dx, amp_ref dgamma, int accumulate, size_t rows,
         size_t d) {
-    return ampi_cuda_ln_backward("amp_cuda_rms_norm_backward", 1, dy, x, gamma, eps, NULL,
-        save_invstd, dx, dgamma, AMP_NONE, accumulate, rows, d, exec);
+    ampi_rows f = ampi_rows_of(NULL, rows, d);
+    f.rms = 1;
+    return ampi_cuda_ln_backward("amp_cuda_rms_norm_backward", f, d, dy, x, gamma, eps, NULL,
+        save_invstd, dx, dgamma, AMP_NONE, accumulate, exec);
+}
+
+/* The table's group_norm_backward. */
+AMPI_CUDA(group_norm_backward, const amp_group_norm_shape* s, amp_ref dy, amp_ref x, amp_ref gamma,
+        const float* save_mean, const float* save_invstd, amp_ref dx, amp_ref dgamma, amp_ref dbeta,
+        int accumulate) {
+    const char* op = "amp_cuda_group_norm_backward";
+    ampi_rows f;
+    AMPI_TRY(ampi_gn_rows(s, &f, op, exec));
+    return ampi_cuda_ln_backward(op, f, (size_t)s->channels, dy, x, gamma, s->eps, save_mean,
+        save_invstd, dx, dgamma, dbeta, accumulate, exec);
 }
 
 /* --- softmax --- */
@@ -8935,7 +9005,8 @@ AMP_DEF const amp_backend* amp_cuda_backend(void) {
         ampi_cuda_gemm, ampi_cuda_linear_forward<0>, ampi_cuda_linear_backward,
         ampi_cuda_conv2d_forward<0>, ampi_cuda_conv2d_backward,
         AMPI_CUDA_BOTH(conv_transpose2d), AMPI_CUDA_BOTH(pool2d),
-        AMPI_CUDA_BOTH(batch_norm), AMPI_CUDA_BOTH(layer_norm), AMPI_CUDA_BOTH(rms_norm),
+        AMPI_CUDA_BOTH(batch_norm), AMPI_CUDA_BOTH(group_norm), AMPI_CUDA_BOTH(layer_norm),
+        AMPI_CUDA_BOTH(rms_norm),
         AMPI_CUDA_BOTH(activation), AMPI_CUDA_BOTH(leaky_relu), AMPI_CUDA_BOTH(softmax),
         ampi_cuda_dropout_forward,
         ampi_cuda_add_forward, AMPI_CUDA_BOTH(mul), AMPI_CUDA_BOTH(concat),

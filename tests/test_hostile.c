@@ -466,6 +466,7 @@ static void operator_numbers(void) {
 
 /* --- NULL, sizes, overlaps --------------------------------------------------------------------------- */
 
+static const amp_group_norm_shape groups_of_2 = { 2, 4, 3, 2, 0.0f };
 static void null_operands(void) {
     amp_conv2d_shape c = conv_shape();
     amp_pool2d_shape p = { AMP_POOL_MAX, 1, 2, 4, 4, 2, 2, 0, 0, 0, 0, 0, 0, 0 };
@@ -521,6 +522,10 @@ static void null_operands(void) {
         REFUSED(AMP_ERR_ARGUMENT, "layer norm backward", amp_layer_norm_backward(amp_ref_of(N(0, x), T),
             amp_ref_of(N(1, x), T), AMP_NONE, 0.0f, y, y, amp_ref_of(z, T),
             amp_ref_of(z + 8, T), amp_ref_of(z + 12, T), 0, 2, 4, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "group norm", amp_group_norm_forward(&groups_of_2, amp_ref_of(N(0, x), T), AMP_NONE,
+            AMP_NONE, NULL, NULL, amp_ref_of(N(1, z), T), &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "group norm backward", amp_group_norm_backward(&groups_of_2, amp_ref_of(N(0, x), T),
+            amp_ref_of(N(1, x), T), AMP_NONE, y, y, amp_ref_of(z, T), AMP_NONE, AMP_NONE, 0, &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "rms norm", amp_rms_norm_forward(amp_ref_of(N(0, x), T), AMP_NONE, 0, NULL,
             amp_ref_of(N(1, z), T), 2, 4, &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "rms norm backward", amp_rms_norm_backward(amp_ref_of(N(0, x), T),
@@ -886,6 +891,14 @@ static amp_result call_layer_norm_backward(void* const* p) {
         0.0f, (const float*)p[3], (const float*)p[4], amp_ref_of(p[5], T), amp_ref_of(p[6], T),
         amp_ref_of(p[7], T), 0, 4, 6, &quiet);
 }
+static amp_result call_group_norm(void* const* p) {
+    return amp_group_norm_forward(&groups_of_2, amp_ref_of(p[0], T), amp_ref_of(p[1], T), amp_ref_of(p[2], T), (float*)p[3],
+        (float*)p[4], amp_ref_of(p[5], T), &quiet);
+}
+static amp_result call_group_norm_backward(void* const* p) {
+    return amp_group_norm_backward(&groups_of_2, amp_ref_of(p[0], T), amp_ref_of(p[1], T), amp_ref_of(p[2], T),
+        (const float*)p[3], (const float*)p[4], amp_ref_of(p[5], T), amp_ref_of(p[6], T), amp_ref_of(p[7], T), 0, &quiet);
+}
 static amp_result call_rms_norm(void* const* p) {
     return amp_rms_norm_forward(amp_ref_of(p[0], T), amp_ref_of(p[1], T), 0.0f, (float*)p[2], amp_ref_of(p[3], T), 4, 6, &quiet);
 }
@@ -974,6 +987,8 @@ static const overlap_case overlap_cases[] = {
     { "batch norm backward", call_batch_norm_backward, { 96, 96, 12, 12, 12, 96, 12, 12 }, 0xe0u, { 0, 5, -1 } },
     { "layer norm", call_layer_norm, { 96, 24, 24, 16, 16, 96 }, 0x38u, { -1 } },
     { "layer norm backward", call_layer_norm_backward, { 96, 96, 24, 16, 16, 96, 24, 24 }, 0xe0u, { -1 } },
+    { "group norm", call_group_norm, { 96, 16, 16, 16, 16, 96 }, 0x38u, { -1 } },
+    { "group norm backward", call_group_norm_backward, { 96, 96, 16, 16, 16, 96, 16, 16 }, 0xe0u, { -1 } },
     { "rms norm", call_rms_norm, { 96, 24, 16, 96 }, 0xcu, { -1 } },
     { "rms norm backward", call_rms_norm_backward, { 96, 96, 24, 16, 96, 24 }, 0x30u, { -1 } },
     { "activation", call_activation, { 36, 36 }, 2u, { 0, 1, -1 } },

@@ -48,9 +48,14 @@ static int is_loss(const node* n) {
 }
 
 static int is_norm(const node* n) {
-    return n->op == AMP_OP_BATCH_NORM || n->op == AMP_OP_LAYER_NORM || n->op == AMP_OP_RMS_NORM;
+    return n->op == AMP_OP_BATCH_NORM || n->op == AMP_OP_LAYER_NORM || n->op == AMP_OP_RMS_NORM
+        || n->op == AMP_OP_GROUP_NORM || n->op == AMP_OP_INSTANCE_NORM;
 }
 
+static size_t norm_groups(const node* n) {
+    return (size_t)(n->op == AMP_OP_BATCH_NORM ? n->c : net_batch)
+        * (n->op == AMP_OP_GROUP_NORM || n->op == AMP_OP_INSTANCE_NORM ? (size_t)n->groups : 1);
+}
 static void net_begin(amp_model* m, int batch) {
     net_model = m;
     net_batch = batch;
@@ -121,9 +126,12 @@ static int b_norm(int x, amp_op op, float eps) {
     int i;
     memset(&d, 0, sizeof d);
     d.eps = eps;
+    d.groups = net[x].c % 2 == 0 ? 2 : 1;
     i = net_node(op, x, -1, net[x].c, net[x].h, net[x].w,
-                 (op == AMP_OP_BATCH_NORM ? amp_batch_norm_with : op == AMP_OP_RMS_NORM ? amp_rms_norm_with : amp_layer_norm_with)(
-                     net_model, net[x].v, &d));
+                 (op == AMP_OP_BATCH_NORM ? amp_batch_norm_with : op == AMP_OP_RMS_NORM ? amp_rms_norm_with
+                  : op == AMP_OP_GROUP_NORM ? amp_group_norm_with : op == AMP_OP_INSTANCE_NORM ? amp_instance_norm_with
+                  : amp_layer_norm_with)(net_model, net[x].v, &d));
+    net[i].groups = op == AMP_OP_GROUP_NORM ? d.groups : net[x].c;
     net[i].eps = (double)eps;
     return i;
 }
@@ -198,7 +206,7 @@ static void net_alloc(void) {
         n->dy = zeros(features(n) * (size_t)net_batch);
         for (j = 0; j < n->inputs; j++) n->x[j] = zeros(features(&net[n->in[j]]) * (size_t)net_batch);
         if (is_norm(n)) {
-            size_t stats = (size_t)(n->c > net_batch ? n->c : net_batch);
+            size_t stats = norm_groups(n);
             n->mean = zeros(stats); n->invstd = zeros(stats); n->running_mean = zeros(stats); n->running_var = zeros(stats);
             for (k = 0; k < stats; k++) n->running_var[k] = 1.0;
         }
@@ -297,9 +305,12 @@ static void pool_run(const node* n, double* dx) {
 static void norm_place(const node* n, size_t k, size_t* g, size_t* q) {
     size_t area = (size_t)n->h * (size_t)n->w;
     if (n->op == AMP_OP_BATCH_NORM) *g = *q = k / area % (size_t)n->c;
+    else if (n->op == AMP_OP_GROUP_NORM || n->op == AMP_OP_INSTANCE_NORM) {
+        *g = k / (features(n) / (size_t)n->groups);
+        *q = k / area % (size_t)n->c;
+    }
     else { *g = k / features(n); *q = k % features(n); }
 }
-static size_t norm_groups(const node* n) { return (size_t)(n->op == AMP_OP_BATCH_NORM ? n->c : net_batch); }
 static void norm_forward(node* n, int training) {
     size_t total = features(n) * (size_t)net_batch, groups = norm_groups(n), k, g, q;
     double count = (double)(total / groups);
@@ -406,7 +417,9 @@ static double net_forward(const amp_batch* batch, int training) {
             case AMP_OP_LINEAR: linear_forward(n); break;
             case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D: pool_run(n, NULL); break;
             case AMP_OP_UPSAMPLE: upsample_run(n, NULL); break;
-            case AMP_OP_BATCH_NORM: case AMP_OP_LAYER_NORM: case AMP_OP_RMS_NORM: norm_forward(n, training); break;
+            case AMP_OP_BATCH_NORM: case AMP_OP_LAYER_NORM: case AMP_OP_RMS_NORM: case AMP_OP_GROUP_NORM: case AMP_OP_INSTANCE_NORM:
+                norm_forward(n, training);
+                break;
             case AMP_OP_SOFTMAX: for (k = 0; k < (size_t)net_batch; k++) softmax_row(n->x[0] + k * d, n->y + k * d, d); break;
             case AMP_OP_ADD: for (k = 0; k < total; k++) n->y[k] = n->x[0][k] + n->x[1][k]; break;
             case AMP_OP_MUL: for (k = 0; k < total; k++) n->y[k] = n->x[0][k] * n->x[1][k / (d / features(&net[n->in[1]]))]; break;
@@ -511,7 +524,9 @@ static void net_backward(const amp_batch* batch, double scale) {
             case AMP_OP_LINEAR: linear_backward(n, dx[0]); break;
             case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D: pool_run(n, dx[0]); break;
             case AMP_OP_UPSAMPLE: upsample_run(n, dx[0]); break;
-            case AMP_OP_BATCH_NORM: case AMP_OP_LAYER_NORM: case AMP_OP_RMS_NORM: norm_backward(n, dx[0]); break;
+            case AMP_OP_BATCH_NORM: case AMP_OP_LAYER_NORM: case AMP_OP_RMS_NORM: case AMP_OP_GROUP_NORM: case AMP_OP_INSTANCE_NORM:
+                norm_backward(n, dx[0]);
+                break;
             case AMP_OP_SOFTMAX: softmax_backward(n, dx[0]); break;
             case AMP_OP_ADD: for (k = 0; k < total; k++) { dx[0][k] = n->dy[k]; dx[1][k] = n->dy[k]; } break;
             case AMP_OP_MUL:
@@ -685,8 +700,8 @@ static void every_layer(void) {
     a = b_conv(x, 6, 3, 1, 1, 1, 1, 0);
     a = b_same(b_norm(a, AMP_OP_BATCH_NORM, 0.01f), AMP_OP_RELU);
     b = b_conv(a, 6, 3, 1, 2, 2, 2, 1);                 /* dilated, grouped, no bias */
-    b = b_same(b, AMP_OP_TANH);
-    b = b_add(b, a);                                    /* residual */
+    b = b_same(b_norm(b, AMP_OP_GROUP_NORM, 0.01f), AMP_OP_TANH);
+    b = b_add(b_norm(b, AMP_OP_INSTANCE_NORM, 0.25f), a);   /* residual */
     c = b_add(b, b);
     late = b_input(12, 9, 8);
     c = b_concat(c, b_same(b, AMP_OP_SIGMOID));
@@ -762,6 +777,7 @@ static int random_layer(void) {
         return b_transposed(x, out, kernel, stride, 0, groups, stride - 1);
     if (kind < 6) return b_conv(x, out, kernel, stride, pad, 1, groups, test_random() % 4 == 0);
     if (kind == 6) return b_norm(x, AMP_OP_BATCH_NORM, 0.25f);
+    if (kind == 7 && test_random() % 2) return b_norm(x, test_random() % 2 ? AMP_OP_GROUP_NORM : AMP_OP_INSTANCE_NORM, 0.25f);
     if (kind == 7) return b_norm(x, test_random() % 2 ? AMP_OP_LAYER_NORM : AMP_OP_RMS_NORM, 0.25f);
     if (kind == 8 && small >= 2) return b_pool(x, AMP_POOL_MAX, 2, stride, 0, 0);
     if (kind == 9 && small >= 2) return b_pool(x, AMP_POOL_AVERAGE, 2, stride, 0, 0);
@@ -924,6 +940,8 @@ static amp_value layer_with_op(amp_model* m, amp_op op, amp_value x) {
         case AMP_OP_BATCH_NORM: return amp_batch_norm(m, x);
         case AMP_OP_LAYER_NORM: return amp_layer_norm(m, x);
         case AMP_OP_RMS_NORM: return amp_rms_norm(m, x);
+        case AMP_OP_GROUP_NORM: return amp_group_norm(m, conv(m, x, 6, 3, 1, 1), 2);
+        case AMP_OP_INSTANCE_NORM: return amp_instance_norm(m, x);
         case AMP_OP_SOFTMAX: return amp_softmax(m, x);
         case AMP_OP_DROPOUT: return amp_dropout(m, x, 0.0f);
         case AMP_OP_LEAKY_RELU: return amp_leaky_relu(m, x, 0.1f);

@@ -203,7 +203,20 @@ static void rows_of(amp_dtype t, amp_dtype o, int kind, size_t rows, size_t d) {
         finish_as("layer norm", &y, marks, d); finish_as("mean", &mean, marks, 1); finish_as("invstd", &inv, marks, 1);
     } else { finish("layer norm", &y); finish("mean", &mean); finish("invstd", &inv); }
     finish("layer norm backward", &dx); finish("dgamma", &dg); finish("dbeta", &db);
-    y = make(o, rows * d); dx = make(o, rows * d); inv = make(AMP_F32, rows); dg = make(o, d);
+    y = make(o, rows * d); dx = make(o, rows * d); mean = make(AMP_F32, rows); inv = make(AMP_F32, rows); dg = make(o, d);
+    {   /* groups of one image are those rows */
+        const amp_group_norm_shape group = { 1, (int)rows, (int)d, 0, 0.0f };
+        array dgs = make(o, rows);
+        CHECK(amp_group_norm_forward(&group, amp_ref_of(x.p, t), AMP_NONE, AMP_NONE, (float*)mean.p, (float*)inv.p,
+            amp_ref_of(y.p, o), NULL) == AMP_OK);
+        CHECK(amp_group_norm_backward(&group, amp_ref_of(dy.p, t), amp_ref_of(x.p, t), AMP_NONE, (float*)mean.p, (float*)inv.p,
+            amp_ref_of(dx.p, o), amp_ref_of(dgs.p, o), AMP_NONE, 0, NULL) == AMP_OK);
+        if (kind == 1) {
+            finish_as("group norm", &y, marks, d); finish_as("mean", &mean, marks, 1); finish_as("invstd", &inv, marks, 1);
+        } else { finish("group norm", &y); finish("mean", &mean); finish("invstd", &inv); }
+        finish("group norm backward", &dx); finish("dgamma", &dgs);
+    }
+    y = make(o, rows * d); dx = make(o, rows * d); inv = make(AMP_F32, rows);
     CHECK(amp_rms_norm_forward(amp_ref_of(x.p, t), amp_f32(g.p), 0, (float*)inv.p, amp_ref_of(y.p, o), rows, d, NULL) == AMP_OK);
     CHECK(amp_rms_norm_backward(amp_ref_of(dy.p, t), amp_ref_of(x.p, t), amp_f32(g.p), 0.0f, (float*)inv.p,
         amp_ref_of(dx.p, o), amp_ref_of(dg.p, o), 1, rows, d, NULL) == AMP_OK);

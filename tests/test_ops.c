@@ -362,6 +362,15 @@ static void check_special_norms(amp_dtype t, size_t n, size_t turn) {
         amp_f32(stats + 5 * n), 0, 2, n, NULL) == AMP_OK);
     finish(&y); finish(&dx);
     y = special_buffer(t, 2 * n, 0); dx = special_buffer(t, 2 * n, 0);
+    {
+        const amp_group_norm_shape group = { 1, 2, (int)n, 1, 0.0f };
+        CHECK(amp_group_norm_forward(&group, amp_ref_of(x.p, t), amp_f32(stats), amp_f32(stats + n), stats + 2 * n,
+            stats + 2 * n + 2, amp_ref_of(y.p, t), NULL) == AMP_OK);
+        CHECK(amp_group_norm_backward(&group, amp_ref_of(dy.p, t), amp_ref_of(x.p, t), amp_f32(stats), stats + 2 * n,
+            stats + 2 * n + 2, amp_ref_of(dx.p, t), amp_f32(stats + 4 * n), amp_f32(stats + 5 * n), 1, NULL) == AMP_OK);
+    }
+    finish(&y); finish(&dx);
+    y = special_buffer(t, 2 * n, 0); dx = special_buffer(t, 2 * n, 0);
     CHECK(amp_rms_norm_forward(amp_ref_of(x.p, t), amp_f32(stats), 0, NULL, amp_ref_of(y.p, t), 2, n, NULL) == AMP_OK);
     CHECK(amp_rms_norm_backward(amp_ref_of(dy.p, t), amp_ref_of(x.p, t), amp_f32(stats), 0.0f, NULL,
         amp_ref_of(dx.p, t), amp_f32(stats + 4 * n), 1, 2, n, NULL) == AMP_OK);
@@ -1561,6 +1570,82 @@ static void test_layer_norm(void) {
     check_layer_norm(AMP_F32, AMP_F32, 5, 100, 10000, 1, 0);
     check_layer_norm(AMP_F32, AMP_F32, 5, 100, 10000, 1, 1);
 }
+/* Of each image and group the moments in double; the parameters' gradients go to sums: dgamma, dbeta, error of dgamma. */
+static void check_group_norm(amp_dtype t, amp_dtype pt, int n, int c, int s, int groups, int affine) {
+    const char* what = "group norm";
+    const amp_group_norm_shape shape = { n, c, s, groups, 0.0f };
+    const size_t C = (size_t)c, S = (size_t)s, count = (size_t)n * C * S, per_image = groups ? (size_t)groups : C, d = C / per_image * S;
+    const size_t rows = (size_t)n * per_image;
+    buffer x = random_buffer(t, count, 2), dy = random_buffer(t, count, 1), y = make(t, count), dx = make(t, count);
+    buffer gamma = random_buffer(pt, C, 1), beta = random_buffer(pt, C, 1), dg = random_buffer(pt, C, 1), db = make(pt, C);
+    buffer mean = make(AMP_F32, rows), inv = make(AMP_F32, rows), old = make(pt, C), again = random_buffer(t, count, 1), sum = make(AMP_F32, count);
+    double* sums = (double*)calloc(3 * C, sizeof(double));
+    const amp_ref xr = amp_ref_of(x.p, t), dyr = amp_ref_of(dy.p, t), gr = amp_ref_of(affine ? gamma.p : NULL, pt);
+    size_t r, i;
+    memcpy(old.p, dg.p, C * amp_dtype_size(pt));
+    memset(db.p, 0, C * amp_dtype_size(pt));
+    CHECK(amp_group_norm_forward(&shape, xr, gr, amp_ref_of(affine ? beta.p : NULL, pt), (float*)mean.p, (float*)inv.p,
+        amp_ref_of(y.p, t), NULL) == AMP_OK);
+    CHECK(amp_group_norm_backward(&shape, dyr, xr, gr, (float*)mean.p, (float*)inv.p, amp_ref_of(dx.p, t), amp_ref_of(dg.p, pt),
+        amp_ref_of(db.p, pt), AMP_ACCUMULATE_PARAMS, NULL) == AMP_OK);
+    for (r = 0; r < rows; r++) {
+        const size_t first = r % per_image * (C / per_image);
+        norm q;
+        double m = (double)d;
+        memset(&q, 0, sizeof q);
+#define CH (first + i / S)
+#define GROUP_G (get(&dy, r * d + i) * (affine ? get(&gamma, CH) : 1))
+        for (i = 0; i < d; i++) q.mean += X / m;
+        for (i = 0; i < d; i++) q.var += (X - q.mean) * (X - q.mean) / m;
+        q.invstd = 1 / sqrt(q.var + 1e-5);
+        for (i = 0; i < d; i++) {
+            double xhat = (X - q.mean) * q.invstd, w = get(&dy, r * d + i);
+            q.mean_g += GROUP_G / m; q.mean_gx += GROUP_G * xhat / m;
+            q.size_g += fabs(GROUP_G) / m; q.size_gx += fabs(GROUP_G) * (xhat_error(&q, xhat) / u + fabs(xhat)) / m;
+            sums[CH] += w * xhat; sums[C + CH] += w; sums[2 * C + CH] += fabs(w) * xhat_error(&q, xhat);
+        }
+        CLOSE(mean, r, q.mean, 0.0);
+        CLOSE(inv, r, q.invstd, 2 * u * q.invstd);
+        for (i = 0; i < d; i++) {
+            double xhat = (X - q.mean) * q.invstd, g = affine ? get(&gamma, CH) : 1, b = affine ? get(&beta, CH) : 0, error;
+            CLOSE(y, r * d + i, xhat * g + b, fabs(g) * xhat_error(&q, xhat) + u * fabs(xhat * g + b));
+            error = 4 * u * (fabs(GROUP_G) + q.size_g + fabs(xhat * q.mean_gx))
+                    + xhat_error(&q, xhat) * fabs(q.mean_gx) + fabs(xhat) * u * q.size_gx;
+            CLOSE(dx, r * d + i, q.invstd * (GROUP_G - q.mean_g - xhat * q.mean_gx), q.invstd * error);
+        }
+    }
+    for (i = 0; i < C; i++) {
+        CLOSE(dg, i, get(&old, i) + sums[i], sums[2 * C + i] + u * (2 * fabs(sums[i]) + fabs(get(&old, i))));
+        CLOSE(db, i, sums[C + i], u * fabs(sums[C + i]));
+    }
+    /* alone, and added to what is there */
+    CHECK(amp_group_norm_backward(&shape, dyr, xr, gr, (float*)mean.p, (float*)inv.p, amp_f32(sum.p), AMP_NONE, AMP_NONE, 0, NULL)
+        == AMP_OK);
+    for (i = 0; i < count; i++) put(&dx, i, (double)(float)(get(&again, i) + get(&sum, i)));
+    CHECK(amp_group_norm_backward(&shape, dyr, xr, gr, (float*)mean.p, (float*)inv.p, amp_ref_of(again.p, t), AMP_NONE, AMP_NONE,
+        AMP_ACCUMULATE_INPUT, NULL) == AMP_OK);
+    CHECK(memcmp(dx.p, again.p, count * amp_dtype_size(t)) == 0);
+    /* a group of all channels of one pixel is a layer norm's row */
+    if (s == 1 && groups == 1) {
+        CHECK(amp_layer_norm_forward(xr, gr, amp_ref_of(affine ? beta.p : NULL, pt), 0, NULL, NULL, amp_ref_of(again.p, t), rows, d,
+            NULL) == AMP_OK);
+        CHECK(memcmp(y.p, again.p, count * amp_dtype_size(t)) == 0);
+    }
+    free(sums);
+    finish(&x); finish(&dy); finish(&y); finish(&dx); finish(&gamma); finish(&beta); finish(&dg); finish(&db);
+    finish(&mean); finish(&inv); finish(&old); finish(&again); finish(&sum);
+}
+static void test_group_norm(void) {
+    static const int shapes[][4] = { { 1, 1, 1, 1 }, { 3, 6, 1, 1 }, { 2, 6, 1, 3 }, { 2, 3, 5, 0 }, { 3, 4, 16, 2 }, { 2, 12, 49, 4 },
+        { 1, 8, 49, 8 }, { 2, 70, 9, 1 }, { 2, 160, 3, 2 }, { 2, 4, 1500, 2 }, { 2, 2, 2100, 1 }, { 1, 3, 2048, 3 }, { 3, 200, 1, 2 } };
+    int a, b;
+    size_t i;
+    for (a = 0; a < 3; a++)
+        for (b = 0; b < 3; b++)
+            for (i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
+                check_group_norm(TYPES[a], TYPES[b], shapes[i][0], shapes[i][1], shapes[i][2], shapes[i][3], i % 4 != 3);
+    check_group_norm(AMP_F16, AMP_F32, 3, 96, 784, 8, 1);      /* enough for threads */
+}
 /* RMS norm is layer norm about a mean of 0: the same y and dgamma, bit by bit, where rows have such a mean; and
    sums that are shared, in a workspace or not, are the same. */
 static void test_rms_norm_is_layer_norm(void) {
@@ -2257,6 +2342,25 @@ static void test_refusals(void) {
     REFUSED(amp_layer_norm_backward(amp_f32(x), amp_f32(x), AMP_NONE, -1.0f, NULL, NULL, amp_f32(y),
         AMP_NONE, AMP_NONE, 0, 2, 4, &e),
             AMP_ERR_DESC, "layer norm backward: eps -1 must be");
+    {
+        amp_group_norm_shape group = { 2, 4, 3, 3, 0.0f };
+        REFUSED(amp_group_norm_forward(&group, amp_f32(x), AMP_NONE, AMP_NONE, NULL, NULL, amp_f32(y), &e), AMP_ERR_DESC,
+            "group norm: 3 groups do not divide 4 channels");
+        group.groups = -2;
+        REFUSED(amp_group_norm_forward(&group, amp_f32(x), AMP_NONE, AMP_NONE, NULL, NULL, amp_f32(y), &e), AMP_ERR_DESC,
+            "-2 groups do not divide");
+        group.groups = 2; group.eps = -1;
+        REFUSED(amp_group_norm_backward(&group, amp_f32(x), amp_f32(x), AMP_NONE, x, x, amp_f32(y), AMP_NONE, AMP_NONE, 0, &e),
+            AMP_ERR_DESC, "group norm backward: eps -1 must be");
+        group.eps = 0;
+        REFUSED(amp_group_norm_backward(&group, amp_f32(x), amp_f32(x), AMP_NONE, NULL, x, amp_f32(y), AMP_NONE, AMP_NONE, 0, &e),
+            AMP_ERR_ARGUMENT, "group norm backward: save_mean is NULL");
+        group.spatial = 0;
+        REFUSED(amp_group_norm_forward(&group, amp_f32(x), AMP_NONE, AMP_NONE, NULL, NULL, amp_f32(y), &e), AMP_ERR_SHAPE,
+            "group norm: input 2x4x0 needs sizes >= 1");
+        REFUSED(amp_group_norm_forward(NULL, amp_f32(x), AMP_NONE, AMP_NONE, NULL, NULL, amp_f32(y), &e), AMP_ERR_ARGUMENT,
+            "group norm: the shape is NULL");
+    }
     REFUSED(amp_rms_norm_forward(amp_f32(x), AMP_NONE, 0, NULL, amp_f32(y), 4, 0, &e), AMP_ERR_SHAPE,
         "rms norm: rows of no elements");
     REFUSED(amp_rms_norm_backward(amp_f32(x), amp_f32(x), AMP_NONE, -1.0f, NULL, amp_f32(y), AMP_NONE, 0, 2, 4, &e),
@@ -2704,6 +2808,7 @@ static void run_all(void) {
     TEST(test_norm_overflow);
     TEST(test_layer_norm);
     TEST(test_rms_norm_is_layer_norm);
+    TEST(test_group_norm);
     TEST(test_added_norms);
     TEST(test_norm_pivot);
     TEST(test_sum_order);

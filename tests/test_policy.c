@@ -69,7 +69,9 @@ static const struct { amp_op op; const char* name; const char* rules; } table[] 
     { AMP_OP_CONV_TRANSPOSE2D,      "conv_transpose2d",      "FLLL" },
     { AMP_OP_RMS_NORM,              "rms_norm",              "FFFL" },
     { AMP_OP_EMBEDDING,             "embedding",             "FFLL" },
-    { AMP_OP_POSITION_EMBEDDING,    "position_embedding",    "FFLL" }
+    { AMP_OP_POSITION_EMBEDDING,    "position_embedding",    "FFLL" },
+    { AMP_OP_GROUP_NORM,            "group_norm",            "FFFL" },
+    { AMP_OP_INSTANCE_NORM,         "instance_norm",         "F.FL" }
 };
 enum { OPS = sizeof table / sizeof *table };
 
@@ -112,31 +114,34 @@ static void test_no_desc_is_O0(void) {
    MindSpore 2.10, mindspore.amp.auto_mixed_precision: the white list of O1 has Conv2d, its transpose, Dense and ReLU of these,
    the black list of O2 BatchNorm and LayerNorm; the loss of build_train_network is FP32; O3 converts all operators, and
    parameters stay FP32 in each level (seen in 2.10: to_float casts per cell).
+   GroupNorm, InstanceNorm and RmsNorm are in neither list.
    Apex, final version, apex/amp/lists and frontend.py: O1 has linear, conv2d and its transpose in half, softmax, gelu, layer_norm,
-   interpolate and the losses in FP32, add and cat promote; O2 keeps nothing but batch norm in FP32, O3 nothing.
+   group_norm,
+   interpolate and the losses in FP32, add and cat promote, and says why instance_norm is in no list; O2 keeps nothing but batch norm in FP32, O3 nothing.
    NNabla 1.39, tutorial "Mixed Precision Training", type_config="half": everything in half but SoftMax and the losses;
    statistics of norms are FP32 inside.
    OneFlow 0.9, auto_mixed_precision_lists.cpp: white matmul and conv2d; gray avg_pool, add, multiply, layer_norm, dropout, softmax,
    gelu, tanh, sigmoid and normalization; clear max_pool, relu, concat and flatten. Of the operators that it lacks, 1.0 has
-   silu and rms_norm as gray, upsample_nearest_2d as clear; what is in no list is FP32. An embedding is gather,
+   silu, rms_norm and group_norm as gray, upsample_nearest_2d as clear; what is in no list is FP32,
+   as the mean and variance of which its instance norm is made. An embedding is gather,
    clear: it has its weight's type, which is FP32, and so in PyTorch, MindSpore and Apex, none of which lists it at O1. Positions
    are added: broadcast_add. */
 static const struct {
     amp_style style; const char* name; int level; const char* rules; int cast_back, masters;
 } styles[] = {
-    /*                                   i c l m a b l r g t s s d a c f x m b g s h l m u c m t r e p */
-    { AMP_STYLE_PYTORCH,   "pytorch", 1,   ". L L . . . F . . . . F . P P . F F F . . . . P . F F L F F F", 0, 1 },
-    { AMP_STYLE_PYTORCH,   "pytorch", 2,   ". L L L L F F L L L L L L L L . F F F L L L L L L F F L F L L", 0, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 1, ". L L . . . F L . . . F . P P . F F F . . . . P . F F L F F F", 1, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 2, ". L L L L F F L L L L L L L L . F F F L L L L L L F F L L L L", 0, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 3, ". L L L L L L L L L L L L L L . F F F L L L L L L L F L L L L", 0, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 0, ". F F F F F F F F F F F F F F . F F F F F F F F F F F F F F F", 0, 1 },
-    { AMP_STYLE_APEX,      "apex", 1,      ". L L . . . F . F . . F . P P . F F F F . . . P F F F L F F F", 0, 1 },
-    { AMP_STYLE_APEX,      "apex", 2,      ". L L L L F L L L L L L L L L . F F F L L L L L L F F L L L L", 0, 1 },
-    { AMP_STYLE_APEX,      "apex", 3,      ". L L L L L L L L L L L L L L . F F F L L L L L L L F L L L L", 0, 0 },
-    { AMP_STYLE_NNABLA,    "nnabla", 2,    ". L L L L L L L L L L F L L L . F F F L L L L L L F F L L L L", 0, 1 },
-    { AMP_STYLE_ONEFLOW,   "oneflow", 1,   ". L L . G G G . G G G G G G . . F F F G G F F G . F F F G F G", 0, 1 },
-    { AMP_STYLE_ONEFLOW,   "oneflow", 0,   ". F F F F F F F F F F F F F F . F F F F F F F F F F F F F F F", 0, 1 },
+    /*                                   i c l m a b l r g t s s d a c f x m b g s h l m u c m t r e p g i */
+    { AMP_STYLE_PYTORCH,   "pytorch", 1,   ". L L . . . F . . . . F . P P . F F F . . . . P . F F L F F F F .", 0, 1 },
+    { AMP_STYLE_PYTORCH,   "pytorch", 2,   ". L L L L F F L L L L L L L L . F F F L L L L L L F F L F L L F F", 0, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 1, ". L L . . . F L . . . F . P P . F F F . . . . P . F F L F F F F .", 1, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 2, ". L L L L F F L L L L L L L L . F F F L L L L L L F F L L L L L L", 0, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 3, ". L L L L L L L L L L L L L L . F F F L L L L L L L F L L L L L L", 0, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 0, ". F F F F F F F F F F F F F F . F F F F F F F F F F F F F F F F F", 0, 1 },
+    { AMP_STYLE_APEX,      "apex", 1,      ". L L . . . F . F . . F . P P . F F F F . . . P F F F L F F F F .", 0, 1 },
+    { AMP_STYLE_APEX,      "apex", 2,      ". L L L L F L L L L L L L L L . F F F L L L L L L F F L L L L L L", 0, 1 },
+    { AMP_STYLE_APEX,      "apex", 3,      ". L L L L L L L L L L L L L L . F F F L L L L L L L F L L L L L L", 0, 0 },
+    { AMP_STYLE_NNABLA,    "nnabla", 2,    ". L L L L L L L L L L F L L L . F F F L L L L L L F F L L L L L L", 0, 1 },
+    { AMP_STYLE_ONEFLOW,   "oneflow", 1,   ". L L . G G G . G G G G G G . . F F F G G F F G . F F F G F G G F", 0, 1 },
+    { AMP_STYLE_ONEFLOW,   "oneflow", 0,   ". F F F F F F F F F F F F F F . F F F F F F F F F F F F F F F F F", 0, 1 },
 };
 
 static void test_styles(void) {
@@ -311,9 +316,9 @@ static void test_lists_out(void) {
     out[0] = AMP_OP_MSE;
     CHECK(memcmp(&p, &before, sizeof p) == 0);
     n = amp_policy_black_list(&p, out, AMP_OP_COUNT);
-    CHECK(n == 10 && out[0] == AMP_OP_LAYER_NORM && out[1] == AMP_OP_SOFTMAX && out[4] == AMP_OP_BCE_WITH_LOGITS
+    CHECK(n == 11 && out[0] == AMP_OP_LAYER_NORM && out[1] == AMP_OP_SOFTMAX && out[4] == AMP_OP_BCE_WITH_LOGITS
         && out[5] == AMP_OP_CUSTOM && out[6] == AMP_OP_MEAN && out[7] == AMP_OP_RMS_NORM && out[8] == AMP_OP_EMBEDDING
-        && out[9] == AMP_OP_POSITION_EMBEDDING);
+        && out[9] == AMP_OP_POSITION_EMBEDDING && out[10] == AMP_OP_GROUP_NORM);
     out[1] = AMP_OP_RELU;
     CHECK(amp_policy_white_list(&p, out, 1) == 3 && out[0] == AMP_OP_CONV2D && out[1] == AMP_OP_RELU);
     CHECK(amp_policy_white_list(&p, NULL, 0) == 3);

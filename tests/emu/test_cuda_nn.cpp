@@ -1028,6 +1028,56 @@ static void test_rms_norm() {
         }
     check_layer_norm_backward(515, 265, AMP_F16, AMP_F32, AMP_F32, 1, 0, 1);
 }
+/* Against the CPU's operator, whose test has a double reference: both err by a few units of what they add. */
+static void check_group_norm(const amp_group_norm_shape& s, amp_dtype a, amp_dtype p, int params, int accumulate) {
+    const size_t c = (size_t)s.channels, groups = s.groups ? (size_t)s.groups : c, rows = (size_t)s.n * groups;
+    const size_t all = (size_t)s.n * c * (size_t)s.spatial, d = all / rows;
+    Tensor x(a, all, 3), dy(AMP_F32, all), dx(a, all, 5), y(AMP_F32, all, 1), gamma(p, c, 1), beta(p, c, 2), mean(AMP_F32, rows),
+        invstd(AMP_F32, rows), dgamma(p, c, 3), dbeta(p, c);
+    fill_rows(x, d);
+    for (Tensor* t : { &dy, &dx, &gamma, &beta, &dgamma, &dbeta }) t->fill(ordinary);
+    const Bytes hx = x.get(), hg = gamma.get(), hb = beta.get(), hdy = dy.get();
+    Bytes hdx = dx.get(), hdg = dgamma.get(), hdb = dbeta.get();
+    std::vector<float> hy(all), hm(rows), hi(rows);
+    const auto at = [](const Bytes& b, amp_dtype t) { return amp_ref_of(b.data(), t); };
+    const amp_ref g = params ? amp_ref_of(gamma.dev, p) : AMP_NONE, b = params ? amp_ref_of(beta.dev, p) : AMP_NONE;
+    const amp_ref cg = params ? at(hg, p) : AMP_NONE, cb = params ? at(hb, p) : AMP_NONE;
+    CHECK(cuda->group_norm_forward(&s, amp_ref_of(x.dev, a), g, b, mean.floats(), invstd.floats(), amp_ref_of(y.dev, AMP_F32),
+        nullptr) == AMP_OK);
+    CHECK(amp_group_norm_forward(&s, at(hx, a), cg, cb, hm.data(), hi.data(), amp_f32(hy.data()), nullptr) == AMP_OK);
+    for (size_t r = 0; r < rows; r++) {
+        CHECK(fabs((double)mean[r] - (double)hm[r]) <= 8 * U * (1 + fabs((double)hm[r])) * 3);
+        CHECK(fabs((double)invstd[r] / (double)hi[r] - 1) <= 32 * U);
+    }
+    for (size_t i = 0; i < all; i++) CHECK(fabs((double)y[i] - (double)hy[i]) <= 1e-4 * (1 + fabs((double)hy[i])));
+
+    /* with the CPU's statistics, so that differences are those of sums */
+    mean.fill([&](size_t i) { return hm[i]; });
+    invstd.fill([&](size_t i) { return hi[i]; });
+    CHECK(cuda->group_norm_backward(&s, amp_ref_of(dy.dev, AMP_F32), amp_ref_of(x.dev, a), g, mean.floats(), invstd.floats(),
+        amp_ref_of(dx.dev, a), amp_ref_of(dgamma.dev, p), amp_ref_of(dbeta.dev, p), accumulate, nullptr) == AMP_OK);
+    CHECK(amp_group_norm_backward(&s, at(hdy, AMP_F32), at(hx, a), cg, hm.data(), hi.data(), at(hdx, a), at(hdg, p), at(hdb, p),
+        accumulate, nullptr) == AMP_OK);
+    const auto close = [](const Tensor& got, const Bytes& want, size_t n, amp_dtype t, const char* what) {
+        std::vector<float> w(n);
+        CHECK(amp_convert(amp_f32(w.data()), amp_ref_of(want.data(), t), n) == AMP_OK);
+        const double unit = t == AMP_F32 ? 2e-6 : t == AMP_F16 ? 1e-3 : 8e-3;
+        for (size_t i = 0; i < n; i++)
+            CHECK_MSG(fabs((double)got[i] - (double)w[i]) <= unit * (2 + fabs((double)w[i])), "%s %zu: %g, not %g", what, i,
+                (double)got[i], (double)w[i]);
+    };
+    close(dx, hdx, all, a, "dx");
+    close(dgamma, hdg, c, p, "dgamma");
+    close(dbeta, hdb, c, p, "dbeta");
+}
+static void test_group_norm() {
+    for (const amp_group_norm_shape& s : std::initializer_list<amp_group_norm_shape>{ { 2, 6, 1, 3, 0 }, { 3, 4, 5, 2, 0 },
+            { 2, 12, 49, 0, 0 }, { 1, 8, 130, 1, 0 }, { 2, 2, 9001, 1, 0 }, { 5, 300, 1, 1, 0 } })
+        for (amp_dtype a : TYPES)
+            for (int variant : { 0, 1 })
+                check_group_norm(s, a, variant ? AMP_BF16 : AMP_F32, a != AMP_F16,
+                    variant ? AMP_ACCUMULATE_PARAMS | AMP_ACCUMULATE_INPUT : 0);
+}
 /* Rows in one part, in some, in the most. The workspace changes who adds, not the bits. */
 static void test_layer_norm_columns() {
     for (size_t rows : { 1, 63, 64, 129, 515, 4101 })
@@ -1916,6 +1966,20 @@ static const Operator OPERATORS[] = {
               0.0f, c.f, c.g, amp_ref_of(c.out, c.t), AMP_NONE, AMP_NONE, 0, 4, 4, c.exec);
       },
       "x", "dy", 0, "dx", "save_mean", 0, 0, 1, 0 },
+    { "group_norm_forward",
+      [](const Call& c) {
+          static const amp_group_norm_shape s = { 2, 2, 4, 0, 0 };
+          return cuda->group_norm_forward(&s, amp_ref_of(c.x, c.t), amp_ref_of(c.y, AMP_F32), amp_ref_of(c.z, AMP_F32),
+              c.f, c.g, amp_ref_of(c.out, c.t), c.exec);
+      },
+      "x", 0, 0, "y", "save_mean", 0, 0, 0, 1 },
+    { "group_norm_backward",
+      [](const Call& c) {
+          static const amp_group_norm_shape s = { 2, 2, 4, 0, 0 };
+          return cuda->group_norm_backward(&s, amp_ref_of(c.y, c.t), amp_ref_of(c.x, c.t), AMP_NONE, c.f, c.g,
+              amp_ref_of(c.out, c.t), AMP_NONE, AMP_NONE, 0, c.exec);
+      },
+      "x", "dy", 0, "dx", "save_mean", 0, 0, 1, 0 },
     { "rms_norm_forward",
       [](const Call& c) {
           return cuda->rms_norm_forward(amp_ref_of(c.x, c.t), amp_ref_of(c.y, AMP_F32), 0, c.f, amp_ref_of(c.out, c.t), 4, 4, c.exec);
@@ -2097,6 +2161,10 @@ static void test_number_errors() {
     CHECK_REFUSED(log, AMP_ERR_SHAPE, "rows of no elements",
                   cuda->layer_norm_backward(amp_ref_of(x.dev, AMP_F32), amp_ref_of(x.dev, AMP_F32), AMP_NONE, 0.0f,
                       f.floats(), f.floats(), amp_ref_of(out.dev, AMP_F32), AMP_NONE, AMP_NONE, 0, 8, 0, e));
+    const amp_group_norm_shape groups = { 2, 4, 2, 3, 0 };
+    CHECK_REFUSED(log, AMP_ERR_DESC, "amp_cuda_group_norm_forward: 3 groups do not divide 4 channels",
+                  cuda->group_norm_forward(&groups, amp_ref_of(x.dev, AMP_F32), AMP_NONE, AMP_NONE, nullptr, nullptr,
+                      amp_ref_of(out.dev, AMP_F32), e));
     CHECK_REFUSED(log, AMP_ERR_DESC, "amp_cuda_rms_norm_forward: eps -1",
                   cuda->rms_norm_forward(amp_ref_of(x.dev, AMP_F32), AMP_NONE, -1.0f, nullptr, amp_ref_of(out.dev, AMP_F32), 8, 8, e));
     CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "amp_cuda_rms_norm_backward: save_invstd is NULL",
@@ -2219,6 +2287,7 @@ int main(int argc, char** argv) {
     TEST(test_layer_norm);
     TEST(test_layer_norm_columns);
     TEST(test_rms_norm);
+    TEST(test_group_norm);
     TEST(test_layer_norm_of_nothing);
     TEST(test_softmax);
     TEST(test_row_turns);

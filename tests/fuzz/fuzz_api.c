@@ -926,7 +926,10 @@ static amp_value add_norm(amp_model* m) {
     d.eps = byte() < 200 ? 0.0f : number_f();
     d.momentum = byte() < 200 ? 0.0f : number_f();
     d.frozen = byte() & 1;
-    switch (byte() % 3) {
+    d.groups = number(0, 4);
+    switch (byte() % 5) {
+        case 3: return amp_group_norm_with(m, some_value(), &d);
+        case 4: return amp_instance_norm_with(m, some_value(), &d);
         case 0: return amp_batch_norm_with(m, some_value(), &d);
         case 1: return amp_layer_norm_with(m, some_value(), &d);
         default: return amp_rms_norm_with(m, some_value(), &d);

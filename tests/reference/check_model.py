@@ -1,4 +1,4 @@
-"""check_model.py LIBRARY - whole models beside torch: LeNet-5 and a residual net with batch norm.
+"""check_model.py LIBRARY - whole models beside torch: LeNet-5, a residual net with batch norm, a net that uses a layer twice.
 
 LIBRARY is a shared library made of shim_model.c and the implementation of amp.h. Both sides start from the same weights.
 Truth is torch in float64. Two bounds are used. Where results depend smoothly on what is rounded (losses), the number of
@@ -34,6 +34,7 @@ def load(path):
     lib = ctypes.CDLL(path)
     lib.shim_model_new.restype = ctypes.c_void_p
     lib.shim_model_new.argtypes = [ctypes.c_int] * 5 + [ctypes.c_float] * 4
+    lib.shim_model_input_gradient.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int, ctypes.c_void_p]
     for name in ("free", "params", "sync"):
         getattr(lib, "shim_model_" + name).argtypes = [ctypes.c_void_p]
     for name in ("param_size", "weights", "gradient"):
@@ -72,6 +73,11 @@ class Ours:
         outcome = self.lib.shim_model_step(self.m, x.ctypes.data, labels.ctypes.data, len(labels), ctypes.byref(loss))
         assert outcome == 0, outcome
         return loss.value
+
+    def input_gradient(self, x):
+        out = np.full(x.shape, np.nan, np.float32)
+        assert self.lib.shim_model_input_gradient(self.m, x.ctypes.data, len(x), out.ctypes.data) == 0
+        return out.ravel()
 
     def evaluate(self, x, labels):
         loss, correct = ctypes.c_float(), ctypes.c_int()
@@ -129,8 +135,25 @@ class Segmentation(torch.nn.Module):
         return self.c2(torch.relu(self.c1(x)))
 
 
-def loss_of(logits, labels):
+class Shared(torch.nn.Module):
+    """The convolution c2 is used twice; the loss is the mean of what comes out, without labels."""
+
+    def __init__(self):
+        super().__init__()
+        self.c1, self.g = torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.GroupNorm(2, 8)
+        self.c2, self.i = torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.InstanceNorm2d(8, affine=True)
+        self.r, self.head = torch.nn.RMSNorm((8, 8, 8), eps=1e-6), torch.nn.Linear(512, 10)
+
+    def forward(self, x):
+        x = F.silu(self.g(self.c1(x)))
+        y = self.c2(F.silu(self.i(self.c2(x))))
+        return torch.sigmoid(self.head(self.r(x + y).flatten(1)))
+
+
+def loss_of(model, logits, labels):
     """Of rows; of maps with weights, smoothing and label 255 left out."""
+    if isinstance(model, Shared):
+        return logits.mean()
     if logits.dim() == 2:
         return F.cross_entropy(logits, torch.from_numpy(labels).long())
     weights = torch.tensor([1, 0.5, 2], dtype=logits.dtype)
@@ -140,7 +163,8 @@ def loss_of(logits, labels):
 # Name, model, input, the longest sum of one output or gradient, layers with arithmetic. LeNet: a weight gradient of the
 # first convolution sums 16 * 28 * 28 products. Residual: 16 * 8 * 8.
 MODELS = [("LeNet-5", LeNet, (1, 32, 32), 12544, 7), ("residual net", Residual, (3, 8, 8), 1024, 10),
-          ("frozen residual net", Frozen, (3, 8, 8), 1024, 10), ("segmentation net", Segmentation, (2, 6, 5), 480, 3)]
+          ("frozen residual net", Frozen, (3, 8, 8), 1024, 10), ("segmentation net", Segmentation, (2, 6, 5), 480, 3),
+          ("net of shared weights", Shared, (3, 8, 8), 2048, 10)]
 
 
 def data_for(shape, seed):
@@ -152,17 +176,17 @@ def data_for(shape, seed):
 
 
 def theirs(model, x, labels, dtype, autocast=None):
-    """Loss and gradients of torch; `model` is left with them."""
+    """Loss and gradients of torch, at last that of a Shared one's input; `model` is left with them."""
     model.zero_grad()
-    x = torch.from_numpy(x).to(dtype)
+    x = torch.from_numpy(x).to(dtype).requires_grad_(isinstance(model, Shared))
     if autocast:
         with torch.autocast("cpu", dtype=autocast):
             logits = model(x)
     else:
         logits = model(x)
-    loss = loss_of(logits if dtype == torch.float64 else logits.float(), labels)
+    loss = loss_of(model, logits if dtype == torch.float64 else logits.float(), labels)
     loss.backward()
-    return loss.item(), [p.grad.double().numpy().ravel() for p in model.parameters() if p.grad is not None]
+    return loss.item(), [p.grad.double().numpy().ravel() for p in list(model.parameters()) + [x] if p.grad is not None]
 
 
 def distance(a, b):
@@ -201,8 +225,9 @@ def gradients(lib, which):
             loss_torch, g_torch = theirs(single, x, labels, torch.float32, TORCH[low])
             ours = Ours(lib, which, level, 0 if low == F32 else low, scale=SCALE if low == F16 else 1.0)
             ours.put(single)
+            of_input = [ours.input_gradient(x).astype(np.float64)] if make is Shared else []
             loss = ours.step(x, labels)
-            g = [a.astype(np.float64) / (SCALE if low == F16 else 1.0) for a in ours.arrays("gradient")]
+            g = [a.astype(np.float64) / (SCALE if low == F16 else 1.0) for a in ours.arrays("gradient")] + of_input
             (all_, worst), (torch_all, torch_worst), bound = distance(g, g64), distance(g_torch, g64), smooth(which, low)
             text = f"{name} O{level} {NAME[low]}"
             check(abs(loss - loss64) <= bound * loss64, f"{text}: loss {loss}, torch in float64 {loss64}")
@@ -243,8 +268,8 @@ def run(lib, which, kind, seed, cases):
     x, labels = batches[0]
     with torch.no_grad():
         logits = double(torch.from_numpy(x).double())
-    want = loss_of(logits, labels).item()
-    right = int((logits.argmax(1).numpy() == labels).sum())
+    want = loss_of(double, logits, labels).item()
+    right = 0 if make is Shared else int((logits.argmax(1).numpy() == labels).sum())
     results = []
     for level, low in cases:
         single.load_state_dict(start)

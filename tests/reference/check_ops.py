@@ -58,6 +58,11 @@ class BatchNorm(ctypes.Structure):
                 ("eps", ctypes.c_float), ("momentum", ctypes.c_float), ("frozen", ctypes.c_int)]
 
 
+class GroupNorm(ctypes.Structure):
+    _fields_ = [("n", ctypes.c_int), ("channels", ctypes.c_int), ("spatial", ctypes.c_int), ("groups", ctypes.c_int),
+                ("eps", ctypes.c_float)]
+
+
 def normal(*shape, dtype=F32):
     """Standard normal numbers that the type holds exactly."""
     return torch.from_numpy(rng.standard_normal(shape).astype(np.float32)).to(TORCH[dtype])
@@ -90,6 +95,7 @@ FORMS = {
     "conv2d_forward": ".rrrr.", "conv2d_backward": ".rrrrrr..",
     "conv_transpose2d_forward": ".rrrr.", "conv_transpose2d_backward": ".rrrrrr..", "pool2d_forward": ".rr.", "pool2d_backward": ".rrr0.",
     "batch_norm_forward": "..rg....r.", "batch_norm_backward": ".rrr..rg..", "layer_norm_forward": "rg...r...",
+    "group_norm_forward": ".rg..r.", "group_norm_backward": ".rrr..rg..",
     "layer_norm_backward": "rrrf..rg....", "rms_norm_forward": "rr..r...", "rms_norm_backward": "rrrf.rr....",
     "activation_forward": ".rr..", "activation_backward": ".rrr0..",
     "leaky_relu_forward": "rr...", "leaky_relu_backward": "rrr0...",
@@ -403,6 +409,36 @@ def test_rms_norm():
             check(name + " dx", dx, ref[1], (4 * U * G + 6 * U * xhat * (G * xhat).mean(1, keepdim=True)) / s, dtype=t)
 
 
+def test_group_norm():
+    for n, c, s, groups, offset in [(2, 6, 1, 2, 0), (3, 4, 25, 2, 0), (2, 32, 49, 8, 5), (2, 5, 64, 0, 0), (1, 4, 3000, 1, 100)]:
+        for t in (F32, F16, BF16):
+            x, gamma, beta, dy = (normal(n, c, s) + offset).to(TORCH[t]), normal(c), normal(c), normal(n, c, s, dtype=t)
+            g_, rows, shape = groups or c, n * (groups or c), GroupNorm(n, c, s, groups, 0.0)
+            y, dx, dg, db, mean, inv = empty(n, c, s), empty(n, c, s, dtype=t), empty(c), empty(c), empty(rows), empty(rows)
+
+            def f(x, g, b):
+                return F.group_norm(x, groups, g, b) if groups else F.instance_norm(x, weight=g, bias=b)
+            ref = gradients(f, (x, gamma, beta), dy)
+            call("amp_group_norm_forward", shape, x, enum(t), gamma, beta, enum(F32), mean, inv, y, enum(F32), None)
+            call("amp_group_norm_backward", shape, dy, enum(t), x, enum(t), gamma, enum(F32), mean, inv, dx, enum(t), dg, db,
+                 enum(F32), enum(0), None)
+            name = "group norm %dx%dx%d of %d" % (n, c, s, g_)
+            view = (n, g_, c // g_, s)
+            X, D = x.double().view(view), dy.double().abs().view(view)
+            g, b = gamma.double().view(1, g_, c // g_, 1), beta.double().view(1, g_, c // g_, 1)
+            m = X.mean((2, 3), keepdim=True)
+            sd = torch.sqrt(((X - m) ** 2).mean((2, 3), keepdim=True) + 1e-5)
+            xhat, e = (X - m) / sd, norm_bound(X, m, torch.ones_like(g), 0 * g, (2, 3))
+            G = D * g.abs()
+            check(name + " y", y, ref[0], norm_bound(X, m, g, b, (2, 3)).view(n, c, s))
+            check(name + " mean", mean, m.flatten(), 0 * m.flatten())
+            check(name + " dgamma", dg, ref[2], (D * (e + U * xhat.abs())).sum((0, 3)).flatten())
+            check(name + " dbeta", db, ref[3], 0 * ref[3])
+            mg, md = G.mean((2, 3), keepdim=True), (G * xhat.abs()).mean((2, 3), keepdim=True)
+            bound = (4 * U * (G + mg + xhat.abs() * md) + e * md + xhat.abs() * (G * e).mean((2, 3), keepdim=True)) / sd
+            check(name + " dx", dx, ref[1], bound.view(n, c, s), dtype=t)
+
+
 # --- element by element -------------------------------------------------------------------------
 
 def gelu_tanh(x):
@@ -582,7 +618,8 @@ if __name__ == "__main__":
         sys.exit(__doc__)
     torch.set_num_threads(1)
     lib = ctypes.CDLL(sys.argv[1])
-    tests = [test_pool2d, test_upsample, test_batch_norm, test_layer_norm, test_rms_norm, test_activation, test_leaky_relu, test_mul,
+    tests = [test_pool2d, test_upsample, test_batch_norm, test_layer_norm, test_rms_norm, test_group_norm,
+             test_activation, test_leaky_relu, test_mul,
              test_softmax, test_add_concat_dropout, test_losses]
     for test in [test_gemm, test_linear, test_conv2d, test_conv_transpose2d] + tests:
         if test in tests or hasattr(lib, "amp_gemm"):

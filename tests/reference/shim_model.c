@@ -47,7 +47,18 @@ static void shim_segmentation(amp_model* m) {
         3, 1, 1, 0, 0), &l);
 }
 
-/* which: 0 LeNet-5, 1 the residual net, 2 the same frozen, 3 the segmentation net. scale: a static loss scale. NULL if anything is refused. */
+static amp_value shared_input;       /* the same in each such model */
+/* On 3x8x8: a convolution used twice, norms of groups, instances and rows, and the mean as loss. The input's gradient is kept. */
+static void shim_shared(amp_model* m) {
+    amp_value x = amp_input(m, 3, 8, 8), y;
+    amp_retain_gradient(m, shared_input = x);
+    x = amp_silu(m, amp_group_norm(m, shim_conv(m, x, 8, 3, 1, 1, 0), 2));
+    y = shim_conv(m, x, 8, 3, 1, 1, 0);
+    y = amp_reuse(m, y, amp_silu(m, amp_instance_norm(m, y)));
+    amp_mean(m, amp_sigmoid(m, amp_linear(m, amp_rms_norm(m, amp_add(m, x, y)), 10)));
+}
+
+/* which: 0 LeNet-5, 1 the residual net, 2 the same frozen, 3 the segmentation net, 4 the one of shared weights. scale: a static loss scale. NULL if anything is refused. */
 void* shim_model_new(int which, int batch, int level, int low, int optimizer, float lr, float momentum, float weight_decay, float scale) {
     static const amp_param_group groups[2] = { { 0.0f, 0.0f, 0 }, { 0.0f, 0.0f, 1 } };
     amp_model_desc d;
@@ -63,7 +74,8 @@ void* shim_model_new(int which, int batch, int level, int low, int optimizer, fl
     d.optimizer.groups = groups; d.optimizer.group_count = 2;
     d.logger.log = amp_log_stderr;
     if (amp_model_create(&m, &d) != AMP_OK) return NULL;
-    if (which == 3) shim_segmentation(m);
+    if (which == 4) shim_shared(m);
+    else if (which == 3) shim_segmentation(m);
     else amp_softmax_cross_entropy(m, which ? shim_residual(m, which == 2) : shim_lenet(m));
     if (amp_model_finalize(m) == AMP_OK) return m;
     amp_model_destroy(m);
@@ -101,4 +113,13 @@ int shim_model_evaluate(void* m, const float* x, const int32_t* labels, int n, f
     amp_result r = amp_evaluate((amp_model*)m, &b, &info);
     if (r == AMP_OK) { *loss = info.loss; *correct = (int)info.correct; }
     return (int)r;
+}
+/* The gradient of shim_shared's input, by a pass without an update. */
+int shim_model_input_gradient(void* m, const float* x, int n, float* out) {
+    amp_batch b = shim_batch(x, NULL, n);
+    amp_model* model = (amp_model*)m;
+    amp_result r = amp_forward(model, &b, NULL);
+    if (r == AMP_OK) r = amp_backward(model, NULL);
+    if (r == AMP_OK) r = amp_model_read_gradient(model, shared_input, out);
+    return (int)(r == AMP_OK ? amp_discard(model) : r);
 }
