@@ -5990,7 +5990,8 @@ AMPI_FN amp_result ampi_cuda_ln_columns(ampi_cuda_ln q, const char* op, const am
         0, q);
 }
 
-/* dgamma and dbeta of group norm, a block for each channel: its threads take the pixels of all images in turn. */
+/* dgamma and dbeta of group norm, a block for each channel: its threads take the pixels of all
+   images in turn. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_group_norm_params(ampi_cuda_ln q) {
     ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
