@@ -59,8 +59,8 @@ static double count_gradients(amp_model* m, double* scale) {
 
 /* Trains, and returns the accuracy on digits that were not trained with, in percent. */
 static float train(amp_model* m) {
-    amp_data seen = { DIGITS, { digits.pixels }, AMP_U8, { digits.labels }, AMP_U8, NULL, NULL };
-    amp_data unseen = { TEST, { test.pixels }, AMP_U8, { test.labels }, AMP_U8, NULL, NULL };
+    amp_data seen = { DIGITS, { digits.pixels }, AMP_U8, { digits.labels }, .label_dtype = AMP_U8 };
+    amp_data unseen = { TEST, { test.pixels }, AMP_U8, { test.labels }, .label_dtype = AMP_U8 };
     amp_fit_desc desc = { .epochs = EPOCHS, .evaluation = &unseen };
     amp_fit_info info;
     if (amp_fit(m, &seen, &desc, &info) != AMP_OK) exit(1);

@@ -52,8 +52,8 @@ static float dead_share(const amp_param* p, amp_dtype type, float lr) {
 /* Trains at O0 (FP32), O2 (16 bits with masters) or O3 (16 bits alone), always from the same start. Returns the
    accuracy in percent. At O0 also finds the dead shares of the largest layer, with the last step's gradients. */
 static double train(amp_level level, amp_dtype low) {
-    amp_data seen = { DIGITS, { digits.pixels }, AMP_U8, { digits.labels }, AMP_U8, NULL, NULL };
-    amp_data unseen = { TEST, { test.pixels }, AMP_U8, { test.labels }, AMP_U8, NULL, NULL };
+    amp_data seen = { DIGITS, { digits.pixels }, AMP_U8, { digits.labels }, .label_dtype = AMP_U8 };
+    amp_data unseen = { TEST, { test.pixels }, AMP_U8, { test.labels }, .label_dtype = AMP_U8 };
     amp_scaler_desc scaler = { .preset = AMP_SCALER_STATIC, .init_scale = SCALE };
     amp_model_desc desc = { .batch = BATCH, .precision = { .level = level, .low_dtype = low }, .scaler = &scaler,
                             .optimizer = { .kind = AMP_SGD, .lr = RATE, .momentum = 0.9f }, .seed = 1,

@@ -52,7 +52,7 @@ static double train(int way, const data_set* d, float* bytes) {
     amp_model_desc desc = { .batch = 64, .seed = 3, .precision = { .level = levels[way], .low_dtype = AMP_BF16 },
                             .optimizer = { .kind = AMP_ADAM, .lr = 1e-4f }, .logger = { .log = amp_log_stderr },
                             .grad_dtype = way == FP32 ? AMP_F32 : AMP_BF16 };
-    amp_data unseen = { 2000, { d->pixels + 4000 * 784 }, AMP_U8, { d->labels + 4000 }, AMP_U8, NULL, NULL };
+    amp_data unseen = { 2000, { d->pixels + 4000 * 784 }, AMP_U8, { d->labels + 4000 }, .label_dtype = AMP_U8 };
     amp_model* m;
     amp_memory b;
     amp_eval_info score;
@@ -62,8 +62,8 @@ static double train(int way, const data_set* d, float* bytes) {
     if (amp_model_finalize(m) != AMP_OK) exit(1);
     amp_param* p = amp_model_params(m, &count);
     for (int s = 0; s < STEPS; s++) {
-        size_t at = 0, i;
-        amp_batch batch = { 64, { d->pixels + s * 64 % 3968 * 784 }, AMP_U8, { d->labels + s * 64 % 3968 }, AMP_U8, 0 };
+        size_t at = 0, i, first = (size_t)(s * 64 % 3968);
+        amp_batch batch = { 64, { d->pixels + first * 784 }, AMP_U8, { d->labels + first }, .label_dtype = AMP_U8 };
         for (k = 0; cure && k < count; at += p[k++].count) memcpy(before + at, p[k].master, p[k].count * sizeof(float));
         if (amp_train_step(m, &batch, NULL) != AMP_OK) exit(1);
         for (k = 0, at = 0; cure && k < count; at += p[k++].count)
