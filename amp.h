@@ -791,7 +791,9 @@ AMP_DEF amp_result amp_bce_with_logits_backward(amp_ref x, amp_ref target,
     X(EMBEDDING,  "embedding",  FP32,    LOW,     MATRIX, INPUT,  NONE)  /* its weight's type */ \
     X(POSITION_EMBEDDING, "position_embedding", FP32, LOW, MATRIX, NONE, BOTH)  /* likewise */ \
     X(GROUP_NORM, "group_norm", FP32,    FP32,    NORM,   INPUT,  NONE) \
-    X(INSTANCE_NORM, "instance_norm", FOLLOW, FP32, NORM, INPUT,  NONE)
+    X(INSTANCE_NORM, "instance_norm", FOLLOW, FP32, NORM, INPUT,  NONE) \
+    X(ATTENTION,  "attention",  LOW,     LOW,     PLAIN,  BOTH,   NONE) \
+    X(ROPE,       "rope",       FOLLOW,  LOW,     PLAIN,  NONE,   BOTH)
 #define AMPI_X(name, ...) AMP_OP_##name,
 typedef AMPI_ENUM(amp_op) { AMP_OP_LIST(AMPI_X) } amp_op;
 #undef AMPI_X
@@ -867,7 +869,8 @@ enum { AMP_STYLE_COUNT = 0 AMP_STYLE_LIST(AMPI_COUNT) };
     X(ONEFLOW, O1, ADD, GRAY) \
     X(ONEFLOW, O1, MUL, GRAY) \
     X(ONEFLOW, O1, CONCAT, FOLLOW) \
-    X(ONEFLOW, O1, POSITION_EMBEDDING, GRAY)
+    X(ONEFLOW, O1, POSITION_EMBEDDING, GRAY) \
+    X(ONEFLOW, O1, ROPE, GRAY)
 
 /* AMP_ZERO in the int fields means "no" where the level would say "yes". */
 typedef struct amp_policy_desc {
@@ -1494,6 +1497,42 @@ typedef struct amp_embedding_desc {
     amp_init init;
     float sd;                  /* of AMP_INIT_NORMAL; 0 = 0.02 */
 } amp_embedding_desc;
+typedef struct amp_attention_desc {
+    int heads;       /* >= 1 */
+    int kv_heads;    /* of k and v, each for several of q; 0 = heads, which it divides */
+    int causal;      /* 1 = a position sees itself and those before it */
+    int window;      /* if causal: only so many of these; 0 = all */
+    float scale;     /* 0 = 1 / sqrt(size of a head) */
+} amp_attention_desc;
+typedef struct amp_rope_desc {
+    int heads;       /* >= 1; the first of a row, which are turned. Of a row [q|k|v] q's and k's */
+    int head_size;   /* even; 0 = features / heads */
+    float theta;     /* 0 = 10000; >= 1 */
+    int interleaved; /* as in amp_rope_shape */
+} amp_rope_desc;
+/* GPT2: layer norm, attention on one dense layer for q, k and v, GELU_TANH, biases. LLAMA: RMS
+   norm, q and k turned (amp_rope), SwiGLU: silu(gate) * up, no biases. Both: x + attention(norm x),
+   then x + mlp(norm x). */
+typedef AMPI_ENUM(amp_block_kind) { AMP_BLOCK_GPT2 = 0, AMP_BLOCK_LLAMA = 1 } amp_block_kind;
+typedef struct amp_transformer_desc {
+    amp_block_kind kind;
+    int heads, kv_heads, window; /* as in amp_attention_desc */
+    int bidirectional;           /* 1 = not causal */
+    int hidden;                  /* features inside of the mlp; 0 = 4*D, of LLAMA 8*D/3 rounded up
+                                    to a multiple of 256 */
+    int no_bias;                 /* GPT2: 1 = dense layers without */
+    float dropout;               /* GPT2: behind attention and mlp; in [0,1) */
+    float eps;                   /* of the norms; 0 = theirs */
+    float theta;                 /* LLAMA: as in amp_rope_desc */
+    float sd;                    /* of the weights, normal; 0 = 0.02 */
+    int layers;                  /* of the model: that of the dense layers which add to x is sd /
+                                    sqrt(2*layers), as in GPT-2; 0 = sd */
+    /* NULL, or what the names of its layers begin with, as Hugging Face's: of GPT2, with "h.0",
+       h.0.ln_1, .attn.c_attn, .attn.c_proj, .ln_2, .mlp.c_fc, .mlp.c_proj (whose files have the
+       weights of c_... transposed); of LLAMA .input_layernorm, .self_attn.q_proj, k_proj, v_proj,
+       o_proj, .post_attention_layernorm, .mlp.gate_proj, up_proj, down_proj. */
+    const char* name;
+} amp_transformer_desc;
 typedef struct amp_pool2d_desc {
     amp_pool kind;                   /* 0 = AMP_POOL_MAX */
     int kernel, kernel_h, kernel_w;
@@ -1543,6 +1582,17 @@ AMP_DEF amp_value amp_position_embedding_with(amp_model* m, amp_value x,
     const amp_embedding_desc* desc);
 /* x * w^T with the weight w[V,D] of the layer that made `embedding`: V logits. Gradients add. */
 AMP_DEF amp_value amp_tied_linear(amp_model* m, amp_value x, amp_value embedding);
+/* Attention between positions, see amp_attention_shape: of rows [q|k|v], (heads + 2*kv_heads) * D
+   features to heads * D; or of q, k and v, of which the last two may have other positions. The
+   lengths of a batch hold for k and v. */
+AMP_DEF amp_value amp_attention(amp_model* m, amp_value qkv, const amp_attention_desc* desc);
+AMP_DEF amp_value amp_attention_qkv(amp_model* m, amp_value q, amp_value k, amp_value v,
+    const amp_attention_desc* desc);
+/* Turns heads by their position, see amp_rope_shape. */
+AMP_DEF amp_value amp_rope(amp_model* m, amp_value x, const amp_rope_desc* desc);
+/* Layers that are a block of a transformer, and its last one's value. */
+AMP_DEF amp_value amp_transformer_block(amp_model* m, amp_value x,
+    const amp_transformer_desc* desc);
 AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, int out_channels, int kernel, int stride,
     int pad);
 AMP_DEF amp_value amp_conv2d_with(amp_model* m, amp_value x, const amp_conv2d_desc* desc);
@@ -2149,6 +2199,9 @@ AMPI_LAYER(amp_conv2d_with, amp_conv2d_desc)
 AMPI_LAYER(amp_linear_with, amp_linear_desc)
 AMPI_LAYER(amp_embedding_with, amp_embedding_desc)
 AMPI_LAYER(amp_position_embedding_with, amp_embedding_desc)
+AMPI_LAYER(amp_attention, amp_attention_desc)
+AMPI_LAYER(amp_rope, amp_rope_desc)
+AMPI_LAYER(amp_transformer_block, amp_transformer_desc)
 AMPI_LAYER(amp_pool2d_with, amp_pool2d_desc)
 AMPI_LAYER(amp_batch_norm_with, amp_norm_desc)
 AMPI_LAYER(amp_group_norm_with, amp_norm_desc)
@@ -14095,7 +14148,7 @@ typedef struct ampi_live_range {
                                       copy */
 } ampi_live_range;
 
-/* The live ranges of a node: its value, the value's gradient, what a custom operator saves.
+/* The live ranges of a node: its value, the value's gradient, what it saves, see saved_bytes.
    SUMMAND + j: what it adds to the gradient of input j, where another node has written that. */
 enum { AMPI_LIVE_DATA, AMPI_LIVE_GRAD, AMPI_LIVE_SAVED, AMPI_LIVE_SUMMAND,
         AMPI_LIVE_RANGES = AMPI_LIVE_SUMMAND + AMP_MAX_OPERANDS };
@@ -14138,11 +14191,15 @@ typedef struct ampi_node {
     amp_init init;           /* how its weights start */
     float sd;                /* of AMP_INIT_NORMAL; 0 = 0.02 */
     struct ampi_custom* custom;  /* NULL for amp's own operators */
+    size_t saved_bytes;      /* a sample, from forward to backward: a custom operator's, or lse of
+                                attention */
     size_t fan_in, fan_out;  /* products in an element of its output, and of the input's gradient;
                                 of a transposed convolution the other way round; of an embedding
                                 its features and rows */
     amp_conv2d_shape conv;
     amp_pool2d_shape pool;
+    amp_attention_shape attention;  /* with all positions; of a pass see ampi_run_attention */
+    amp_rope_shape rope;            /* likewise */
     amp_batch_norm_shape norm;   /* of a layer norm: eps */
     int groups;                  /* of a norm but batch norm: statistics of a row or image */
     float p;                     /* dropout: the share of elements that become 0; leaky ReLU: the
@@ -14174,7 +14231,7 @@ typedef struct ampi_node {
     struct ampi_node* casts[3];  /* of its value to F32, F16, BF16; or NULL */
     struct ampi_node *data_root, *grad_root;  /* owners of the memory of value and gradient */
     ampi_live_range live[AMPI_LIVE_RANGES];
-    void *data, *grad, *saved;   /* value, gradient, what a custom operator saves: in the arena */
+    void *data, *grad, *saved;   /* value, gradient, what its operator saves: in the arena */
     void* parts[AMP_MAX_OPERANDS]; /* its summands, by input; NULL = it writes that gradient
                                        itself */
 } ampi_node;
@@ -15043,6 +15100,75 @@ AMP_DEF amp_value amp_concat(amp_model* m, amp_value a, amp_value b) {
 /* A label that no row with a loss has. */
 enum { AMPI_NO_LABEL = -0x7fffffff };
 
+/* Adds the draft, attention on rows [q|k|v] or on three values, whose features must fit. */
+AMPI_FN amp_value ampi_attention_add(amp_model* m, const amp_attention_desc* d) {
+    ampi_node *n = &m->draft, **in = n->inputs, *keys = in[n->input_count - 1];
+    AMPI_REFUSE_NULL_DESC(d);
+    AMPI_REFUSE_LAYER(d->heads < 1 || d->kv_heads < 0 || d->window < 0, AMP_ERR_DESC,
+        "heads is %d, kv_heads %d, window %d", d->heads, d->kv_heads, d->window);
+    const size_t kv = (size_t)(d->kv_heads ? d->kv_heads : d->heads);
+    const size_t parts = (size_t)d->heads + 2 * kv;
+    size_t features = 0, size;
+    for (int j = 0; j < n->input_count; j++) features += in[j]->features;
+    size = features / parts;
+    AMPI_REFUSE_LAYER(size * parts != features || (n->input_count == 3
+        && (in[1]->features != size * kv || in[2]->features != size * kv)), AMP_ERR_SHAPE,
+        "%llu features in all are not %d heads of q and %llu of k and v each",
+        (ampi_ull)features, d->heads, (ampi_ull)kv);
+    AMPI_REFUSE_LAYER(n->input_count == 3 && (in[1]->layer.positions != keys->layer.positions
+        || in[1]->is_sequence != keys->is_sequence), AMP_ERR_SHAPE,
+        "'%s' and '%s' have other positions", in[1]->layer.name, keys->layer.name);
+
+    amp_attention_shape s;
+    ampi_attention checked;
+    AMPI_CLEAR(s);
+    s.batch = (size_t)m->desc.batch;
+    s.queries = (size_t)n->layer.positions;
+    s.keys = (size_t)keys->layer.positions;
+    s.heads = (size_t)d->heads;
+    s.kv_heads = kv;
+    s.head_size = size;
+    if (n->input_count == 1) s.ldq = s.ldk = s.ldv = features;
+    s.causal = d->causal != 0;
+    s.window = (size_t)d->window;
+    s.scale = d->scale;
+    if (ampi_attention_check(&checked, "attention", &s, &m->draft_exec) != AMP_OK)
+        return ampi_no_value();
+    n->attention = s;
+    n->saved_bytes = s.heads * s.queries * sizeof(float);
+    ampi_set_shape(n, (int)(s.heads * size), 1, 1);
+    return ampi_layer_add(m);
+}
+
+AMP_DEF amp_value amp_attention(amp_model* m, amp_value qkv, const amp_attention_desc* d) {
+    return ampi_draft_on(m, AMP_OP_ATTENTION, qkv) ? ampi_attention_add(m, d) : ampi_no_value();
+}
+
+/* Adds attention of three values, by the queries' draft. */
+AMP_DEF amp_value amp_attention_qkv(amp_model* m, amp_value q, amp_value k, amp_value v,
+        const amp_attention_desc* d) {
+    ampi_node *keys = ampi_node_of(m, k, "attention"), *values = ampi_node_of(m, v, "attention");
+    AMPI_DRAFT(n, AMP_OP_ATTENTION, q);
+    n->inputs[1] = keys;
+    n->inputs[2] = values;
+    n->input_count = 3;
+    return ampi_attention_add(m, d);
+}
+
+/* Adds a rotation of heads, if its shape is valid. */
+AMP_DEF amp_value amp_rope(amp_model* m, amp_value x, const amp_rope_desc* d) {
+    AMPI_DRAFT(n, AMP_OP_ROPE, x);
+    AMPI_REFUSE_NULL_DESC(d);
+    AMPI_REFUSE_LAYER(d->heads < 1 || d->head_size < 0, AMP_ERR_DESC,
+        "heads is %d, head_size %d", d->heads, d->head_size);
+    const size_t size = d->head_size ? (size_t)d->head_size : n->features / (size_t)d->heads;
+    const amp_rope_shape s = { 0, (size_t)n->layer.positions, (size_t)d->heads, size, n->features,
+        d->theta, d->interleaved != 0, 0 };
+    if (amp_rope_forward(&s, AMP_NONE, AMP_NONE, &m->draft_exec) != AMP_OK) return ampi_no_value();
+    n->rope = s;
+    return ampi_layer_add(m);
+}
+
 /* Gives the draft, a cross-entropy over its channels, the labels of d: how many, which one does not
    count, and copies of the classes' weights. */
 AMPI_FN amp_result ampi_keep_labels(amp_model* m, const amp_loss_desc* d) {
@@ -15226,6 +15352,7 @@ AMP_DEF amp_value amp_custom(amp_model* m, const amp_value* inputs, int count,
         n->is_sequence = 0;
     }
     if (ampi_keep_custom(m, d) != AMP_OK) return none;
+    n->saved_bytes = d->saved_bytes;
 
     for (int k = 0; k < d->param_count; k++) n->params[k] = m->param_count++;
     const amp_value v = ampi_layer_add(m);
@@ -15245,6 +15372,107 @@ AMPI_LAYER_WITH(amp_softmax_cross_entropy, ampi_loss_add, SOFTMAX_CROSS_ENTROPY,
 AMPI_LAYER_WITH(amp_mse, ampi_loss_add, MSE, amp_loss_desc)
 AMPI_LAYER_WITH(amp_bce_with_logits, ampi_loss_add, BCE_WITH_LOGITS, amp_loss_desc)
 AMPI_LAYER_WITH(amp_mean, ampi_loss_add, MEAN, amp_loss_desc)
+
+/* --- a block of a transformer, of the calls above --- */
+typedef struct ampi_block {
+    amp_model* m;
+    const amp_transformer_desc* d;
+} ampi_block;
+
+/* Names the last layer of a block. */
+AMPI_FN amp_value ampi_block_name(const ampi_block* b, amp_value v, const char* name) {
+    char whole[160];
+    if (!b->d->name) return v;
+    AMPI_SAY(whole, "%s.%s", b->d->name, name);
+    amp_name(b->m, v, whole);
+    return v;
+}
+
+/* A dense layer of a block; adds: its result is added to x. */
+AMPI_FN amp_value ampi_block_dense(const ampi_block* b, amp_value x, int features, int adds,
+        const char* name) {
+    const amp_transformer_desc* d = b->d;
+    const float sd = d->sd == 0.0f ? 0.02f : d->sd;
+    const float less = adds && d->layers > 0 ? sqrtf(2.0f * (float)d->layers) : 1.0f;
+    const amp_linear_desc l = { features, d->no_bias || d->kind == AMP_BLOCK_LLAMA,
+        AMP_INIT_NORMAL, sd / less };
+    return ampi_block_name(b, amp_linear_with(b->m, x, &l), name);
+}
+
+/* A norm of a block, the kind's. */
+AMPI_FN amp_value ampi_block_norm(const ampi_block* b, amp_value x, const char* name) {
+    amp_norm_desc n;
+    AMPI_CLEAR(n);
+    n.eps = b->d->eps;
+    const amp_op op = b->d->kind == AMP_BLOCK_LLAMA ? AMP_OP_RMS_NORM : AMP_OP_LAYER_NORM;
+    return ampi_block_name(b, ampi_norm(b->m, op, x, &n), name);
+}
+
+/* x plus what a half of a block of GPT2 makes of it. */
+AMPI_FN amp_value ampi_block_join(const ampi_block* b, amp_value x, amp_value y) {
+    if (b->d->dropout != 0.0f) y = amp_dropout(b->m, y, b->d->dropout);
+    return amp_add(b->m, x, y);
+}
+
+/* The layers of GPT2's block on x of that many features. */
+AMPI_FN amp_value ampi_block_gpt2(const ampi_block* b, amp_value x, int features, int size,
+        const amp_attention_desc* a) {
+    amp_value y = ampi_block_norm(b, x, "ln_1");
+    y = ampi_block_dense(b, y, size * (a->heads + 2 * a->kv_heads), 0, "attn.c_attn");
+    y = ampi_block_dense(b, amp_attention(b->m, y, a), features, 1, "attn.c_proj");
+    x = ampi_block_join(b, x, y);
+    y = ampi_block_dense(b, ampi_block_norm(b, x, "ln_2"), b->d->hidden ? b->d->hidden
+        : 4 * features, 0, "mlp.c_fc");
+    y = ampi_block_dense(b, amp_gelu_tanh(b->m, y), features, 1, "mlp.c_proj");
+    return ampi_block_join(b, x, y);
+}
+
+/* Those of LLAMA's. */
+AMPI_FN amp_value ampi_block_llama(const ampi_block* b, amp_value x, int features, int size,
+        const amp_attention_desc* a) {
+    const int hidden = b->d->hidden ? b->d->hidden
+        : (int)ampi_round_up((size_t)features * 8 / 3, 256);
+    amp_rope_desc turn = { a->heads, size, b->d->theta, 0 };
+    amp_value y = ampi_block_norm(b, x, "input_layernorm");
+    amp_value q = ampi_block_dense(b, y, size * a->heads, 0, "self_attn.q_proj");
+    amp_value k = ampi_block_dense(b, y, size * a->kv_heads, 0, "self_attn.k_proj");
+    const amp_value v = ampi_block_dense(b, y, size * a->kv_heads, 0, "self_attn.v_proj");
+    q = amp_rope(b->m, q, &turn);
+    turn.heads = a->kv_heads;
+    k = amp_rope(b->m, k, &turn);
+    y = ampi_block_dense(b, amp_attention_qkv(b->m, q, k, v, a), features, 1, "self_attn.o_proj");
+    x = amp_add(b->m, x, y);
+
+    y = ampi_block_norm(b, x, "post_attention_layernorm");
+    const amp_value gate = ampi_block_dense(b, y, hidden, 0, "mlp.gate_proj");
+    y = ampi_block_dense(b, y, hidden, 0, "mlp.up_proj");
+    y = amp_mul(b->m, amp_silu(b->m, gate), y);
+    return amp_add(b->m, x, ampi_block_dense(b, y, features, 1, "mlp.down_proj"));
+}
+
+/* Refuses a desc that fits neither x nor its kind; the layers refuse the rest. */
+AMP_DEF amp_value amp_transformer_block(amp_model* m, amp_value x, const amp_transformer_desc* d) {
+    const ampi_block b = { m, d };
+    const ampi_node* in = ampi_node_of(m, x, "transformer_block");
+    if (!in) return ampi_no_value();
+    const int features = (int)in->features, is_llama = d && d->kind == AMP_BLOCK_LLAMA;
+    if (!d) ampi_build_fail(AMP_ERR_DESC, "transformer_block: the desc is NULL");
+    else if (!is_llama && d->kind != AMP_BLOCK_GPT2)
+        ampi_build_fail(AMP_ERR_DESC, "transformer_block: kind %d does not exist", d->kind);
+    else if (d->heads < 1 || features % d->heads != 0 || d->kv_heads < 0 || d->layers < 0)
+        ampi_build_fail(AMP_ERR_DESC, "transformer_block after '%s': heads is %d, kv_heads %d, "
+            "layers %d, of %d features", in->layer.name, d->heads, d->kv_heads, d->layers,
+            features);
+    else if (is_llama ? d->no_bias || d->dropout != 0.0f : d->theta != 0.0f)
+        ampi_build_fail(AMP_ERR_DESC, "transformer_block after '%s': %s", in->layer.name, is_llama
+            ? "no_bias and dropout are for AMP_BLOCK_GPT2" : "theta is for AMP_BLOCK_LLAMA");
+    if (m->build_result != AMP_OK) return ampi_no_value();
+
+    const amp_attention_desc a = { d->heads, d->kv_heads ? d->kv_heads : d->heads,
+        !d->bidirectional, d->window, 0.0f };
+    return (is_llama ? ampi_block_llama : ampi_block_gpt2)(&b, x, features, features / d->heads,
+        &a);
+}
 
 /* Refuses a type that is not computed on, and too many regions inside one another. */
 AMP_DEF void amp_autocast_push(amp_model* m, amp_dtype dtype) {
@@ -15553,9 +15781,9 @@ AMPI_FN void ampi_live_range_times(amp_model* m) {
             if (reads & AMPI_READS_OUTPUT) ampi_live_range_use(ampi_live_data(n), read, own);
         }
 
-        /* What a custom operator saves. */
-        if (n->custom && n->custom->desc.saved_bytes > 0) {
-            const size_t bytes = ampi_align(n->custom->desc.saved_bytes * (size_t)m->desc.batch);
+        /* What its operator saves. */
+        if (n->saved_bytes > 0) {
+            const size_t bytes = ampi_align(n->saved_bytes * (size_t)m->desc.batch);
             ampi_live_range_use(&n->live[AMPI_LIVE_SAVED], n->time, bytes);
             if (reads != AMPI_READS_NONE)
                 ampi_live_range_use(&n->live[AMPI_LIVE_SAVED], read, bytes);
@@ -15808,6 +16036,7 @@ AMPI_FN size_t ampi_workspace_of(const amp_model* m, const ampi_node* n) {
     if (n->custom) return n->custom->desc.workspace_bytes;
     if (ampi_is(n, CONV_TRANSPOSE2D)) ampi_transposed_shape(&conv, &n->conv, NULL);
     if (conv.channels) return f->conv2d_workspace(&conv);
+    if (ampi_is(n, ATTENTION)) return f->attention_workspace(&n->attention);
     if (ampi_norms_rows(n)) return f->layer_norm_workspace(rows, n->features);
     if (!ampi_is(n, LINEAR)) return 0;
     return ampi_max_size(f->gemm_workspace(rows, out, in),
@@ -16226,6 +16455,14 @@ AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
         if (n->reading.scale != 0.0f) h = ampi_hash_words(h, &n->reading.scale, 1);
         if (n->constants) h = ampi_hash_words(h, n->constants, n->constant_count);
         if (n->ignores) h = ampi_hash_words(h, &n->ignored, 1);
+        if (ampi_is(n, ATTENTION) || ampi_is(n, ROPE)) {
+            const amp_attention_shape* a = &n->attention;
+            const int sizes[] = { (int)a->heads, (int)a->kv_heads, a->causal, (int)a->window,
+                (int)n->rope.heads, (int)n->rope.head_size, n->rope.interleaved };
+            const float floats[] = { a->scale, n->rope.theta };
+            h = ampi_hash_words(h, sizes, AMPI_LENGTH(sizes));
+            h = ampi_hash_words(h, floats, AMPI_LENGTH(floats));
+        }
     }
     return h;
 }
@@ -16367,6 +16604,41 @@ AMPI_FN amp_result ampi_run_custom(amp_model* m, const ampi_node* n, void* const
     if (r == AMP_OK) return AMP_OK;
     return ampi_model_fail(r, "layer '%s': its %s function says: %s", n->layer.name,
         dx ? "backward" : "forward", amp_result_string(r));
+}
+
+/* Attention forward or, where dx lists the gradients of its inputs (NULL = not wanted), backward:
+   of rows [q|k|v], or of three inputs. Evaluation needs no lse. */
+AMPI_FN amp_result ampi_run_attention(amp_model* m, const ampi_node* n, void* const* dx) {
+    const int rows = n->input_count == 1;
+    const ampi_node* keys = n->reads[n->input_count - 1];
+    amp_attention_shape s = n->attention;
+    const size_t begin[3] = { 0, s.heads * s.head_size, (s.heads + s.kv_heads) * s.head_size };
+    amp_ref x[3], to[3];
+    s.batch = m->pass.samples;
+    s.queries = n->rows / s.batch;
+    s.keys = keys->rows / s.batch;
+    if (m->pass.has_lengths && keys->is_sequence) s.lengths = m->lengths;
+    for (int i = 0; i < 3; i++) {
+        const ampi_node* in = n->reads[rows ? 0 : i];
+        void* gradient = dx ? dx[rows ? 0 : i] : NULL;
+        x[i] = ampi_from(ampi_output_of(in), rows ? begin[i] : 0);
+        to[i] = AMP_NONE;
+        if (gradient)
+            to[i] = ampi_from(amp_ref_of(gradient, ampi_stored(in)), rows ? begin[i] : 0);
+    }
+    if (!dx)
+        return ampi_run(attention_forward, &s, x[0], x[1], x[2], ampi_output_of(n),
+            m->pass.training ? (float*)n->saved : NULL);
+    return ampi_run(attention_backward, &s, ampi_gradient_of(n), x[0], x[1], x[2],
+        ampi_output_of(n), (const float*)n->saved, to[0], to[1], to[2], 0 /* accumulate */);
+}
+
+/* The shape of a rotation in this pass. */
+AMPI_FN amp_rope_shape ampi_rope_of(const amp_model* m, const ampi_node* n) {
+    amp_rope_shape s = n->rope;
+    s.batch = m->pass.samples;
+    s.positions = n->rows / s.batch;
+    return s;
 }
 
 /* --- forward --- */
@@ -16531,6 +16803,11 @@ AMPI_FN amp_result ampi_forward_sequence(amp_model* m, const ampi_node* n, amp_r
     if (ampi_is(n, EMBEDDING))
         return ampi_run(embedding_forward, (const int32_t*)x.data, w, y, n->rows, n->fan_out,
             n->features);
+    if (ampi_is(n, ATTENTION)) return ampi_run_attention(m, n, NULL /* forward */);
+    if (ampi_is(n, ROPE)) {
+        const amp_rope_shape s = ampi_rope_of(m, n);
+        return ampi_run(rope_forward, &s, x, y);
+    }
     for (size_t i = 0; i < count; i += each)
         AMPI_RUN(add_forward, ampi_from(x, i), w, ampi_from(y, i), each);
     return AMP_OK;
@@ -16581,8 +16858,8 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
             AMPI_TRY(f->concat_forward(x, in->features, y, n->features, 0, rows, e));
             return f->concat_forward(ampi_output_of(second), second->features, y, n->features,
                 in->features, rows, e);
-        case AMP_OP_EMBEDDING: case AMP_OP_POSITION_EMBEDDING:
-            return ampi_forward_sequence(m, n, x, w, y);
+        case AMP_OP_EMBEDDING: case AMP_OP_POSITION_EMBEDDING: case AMP_OP_ATTENTION:
+        case AMP_OP_ROPE: return ampi_forward_sequence(m, n, x, w, y);
         case AMP_OP_SOFTMAX_CROSS_ENTROPY: case AMP_OP_MSE: case AMP_OP_BCE_WITH_LOGITS:
         case AMP_OP_MEAN: return ampi_loss_value(m, n);
         case AMP_OP_CUSTOM: return ampi_run_custom(m, n, NULL /* forward */);
@@ -16690,6 +16967,10 @@ AMPI_FN amp_result ampi_backward_sequence(amp_model* m, const ampi_node* n, amp_
     if (ampi_is(n, EMBEDDING))
         return ampi_run(embedding_backward, dy, (const int32_t*)n->reads[0]->data, dw, add, n->rows,
             n->fan_out, n->features);
+    if (ampi_is(n, ROPE)) {
+        const amp_rope_shape s = ampi_rope_of(m, n);
+        return ampi_run(rope_backward, &s, dy, dx, 0 /* accumulate */);
+    }
     AMPI_TRY(ampi_positions_gradient(m, n, dy, dw, add));
     if (!dx.data || dx.data == dy.data) return AMP_OK;
     return ampi_run(convert, dx, dy, n->rows * n->features);
@@ -16702,7 +16983,7 @@ AMPI_FN amp_result ampi_backward_sequence(amp_model* m, const ampi_node* n, amp_
    and those of its weights (dw) and bias (db). `add` adds dw and db to those of earlier
    micro-batches. saved: the value that the operator's backward function reads, n's input or its
    output. rows are samples times positions, count is the elements of dx. A custom operator's turn
-   comes in ampi_backward, for all its inputs. */
+   and attention's comes in ampi_backward, for all inputs. */
 AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, void* to) {
     const amp_backend* f = m->backend;
     const amp_exec* e = &m->exec;
@@ -16717,7 +16998,8 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
     const size_t rows = n->rows, count = in->rows * in->features;
 
     switch (n->layer.op) {
-        case AMP_OP_INPUT: case AMP_OP_FLATTEN: case AMP_OP_CUSTOM: return AMP_OK;  /* as above */
+        case AMP_OP_INPUT: case AMP_OP_FLATTEN: case AMP_OP_CUSTOM: case AMP_OP_ATTENTION:
+            return AMP_OK;  /* as above */
         case AMP_OP_ADD: break;
         case AMP_OP_CONV2D:
             return f->conv2d_backward(&n->conv, dy, saved, w, dx, dw, db, add, e);
@@ -16747,7 +17029,7 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
             /* The second input's features lie last in a row of dy. */
             return f->concat_backward(dy, n->features, j ? n->features - in->features : 0, dx,
                 in->features, rows, 0 /* accumulate */, e);
-        case AMP_OP_EMBEDDING: case AMP_OP_POSITION_EMBEDDING:
+        case AMP_OP_EMBEDDING: case AMP_OP_POSITION_EMBEDDING: case AMP_OP_ROPE:
             return ampi_backward_sequence(m, n, dy, dx, dw);
         case AMP_OP_SOFTMAX_CROSS_ENTROPY: case AMP_OP_MSE: case AMP_OP_BCE_WITH_LOGITS:
         case AMP_OP_MEAN: return ampi_loss_gradient(m, n, dx);
@@ -16843,6 +17125,7 @@ AMPI_FN amp_result ampi_backward(amp_model* m, int starts) {
             AMPI_TRY(ampi_backward_input(m, n, j, dx[j]));
         }
         if (n->custom) AMPI_TRY(ampi_run_custom(m, n, dx));
+        if (ampi_is(n, ATTENTION)) AMPI_TRY(ampi_run_attention(m, n, dx));
         for (int j = 0; j < n->input_count; j++) {
             const ampi_node* x = n->reads[j];
             const amp_ref sum = ampi_gradient_of(x);
@@ -20501,7 +20784,8 @@ AMP_DEF void amp_history_add(amp_history* h, const amp_step_info* info) {
    Operators: amp_attention_*, amp_rope_*, which a backend of your own needs too.
    Cross-entropy has ld and an ignored label; layer norm's backward pass needs no saved statistics.
    Sequences: positions and lengths of amp_batch, amp_data, amp_input_desc, amp_layer, amp_custom;
-   classes of amp_loss_desc. Zero these structs.
+   classes of amp_loss_desc, sd of amp_linear_desc. Zero these structs. amp_tokens, amp_embedding,
+   amp_position_embedding, amp_tied_linear, amp_attention, amp_rope, amp_transformer_block.
    The logger hears of a cross-entropy of one class, beta1 for SGD, masters that split_masters does
    not split. It also hears of arrays that nothing reads, and of groups that are all frozen.
    amp_group refuses a layer without parameters. amp_backward without seeds is an error in a model

@@ -229,7 +229,7 @@ step "budgets of tokens, functions, machine code and README" env CC="$CC" PYTHON
 [ -n "$STEP" ] || export REFERENCES="$($PYTHON -c "import numpy, torch, safetensors; print(1)" 2> /dev/null)"
 if [ -n "$REFERENCES" ]; then
     reference() { $CC -std=c99 -O2 -shared -fPIC build/pic/impl.o tests/reference/shim_*.c -o $out/libamp.so -lm && $PYTHON tests/reference/check_$1.py $out/libamp.so; }
-    for f in half ops scaler optim checkpoint model; do step "against references: $f" reference $f; done
+    for f in half ops scaler optim checkpoint model sequence; do step "against references: $f" reference $f; done
 else skip "python with numpy, torch and safetensors is not here (PYTHON=...)"; fi
 [ -n "$STEP" ] || export BINDING="$($PYTHON -c "import cffi; print(1)" 2> /dev/null)"
 if [ -n "$BINDING" ]; then step "cffi reads the declarations" env CC="$CC" $PYTHON tests/reference/check_binding.py "$out"

@@ -956,6 +956,14 @@ static amp_value layer_with_op(amp_model* m, amp_op op, amp_value x) {
         case AMP_OP_MEAN: return amp_mean(m, amp_sigmoid(m, x));
         case AMP_OP_EMBEDDING: return amp_add(m, amp_flatten(m, x), amp_embedding(m, amp_tokens(m, 1), 3, 32));
         case AMP_OP_POSITION_EMBEDDING: return amp_position_embedding(m, x);
+        case AMP_OP_ATTENTION: {
+            const amp_attention_desc d = { 2, 1, 0, 0, 0.0f };
+            return amp_attention(m, x, &d);
+        }
+        case AMP_OP_ROPE: {
+            const amp_rope_desc d = { 4, 0, 0.0f, 0 };
+            return amp_rope(m, x, &d);
+        }
     }
     return none;
 }

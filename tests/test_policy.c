@@ -71,7 +71,9 @@ static const struct { amp_op op; const char* name; const char* rules; } table[] 
     { AMP_OP_EMBEDDING,             "embedding",             "FFLL" },
     { AMP_OP_POSITION_EMBEDDING,    "position_embedding",    "FFLL" },
     { AMP_OP_GROUP_NORM,            "group_norm",            "FFFL" },
-    { AMP_OP_INSTANCE_NORM,         "instance_norm",         "F.FL" }
+    { AMP_OP_INSTANCE_NORM,         "instance_norm",         "F.FL" },
+    { AMP_OP_ATTENTION,             "attention",             "FLLL" },
+    { AMP_OP_ROPE,                  "rope",                  "F.LL" }
 };
 enum { OPS = sizeof table / sizeof *table };
 
@@ -125,23 +127,24 @@ static void test_no_desc_is_O0(void) {
    silu, rms_norm and group_norm as gray, upsample_nearest_2d as clear; what is in no list is FP32,
    as the mean and variance of which its instance norm is made. An embedding is gather,
    clear: it has its weight's type, which is FP32, and so in PyTorch, MindSpore and Apex, none of which lists it at O1. Positions
-   are added: broadcast_add. */
+   are added: broadcast_add. Attention is matrix products around a softmax in FP32; rope is multiply and add, whose factors have
+   the type of x. */
 static const struct {
     amp_style style; const char* name; int level; const char* rules; int cast_back, masters;
 } styles[] = {
-    /*                                   i c l m a b l r g t s s d a c f x m b g s h l m u c m t r e p g i */
-    { AMP_STYLE_PYTORCH,   "pytorch", 1,   ". L L . . . F . . . . F . P P . F F F . . . . P . F F L F F F F .", 0, 1 },
-    { AMP_STYLE_PYTORCH,   "pytorch", 2,   ". L L L L F F L L L L L L L L . F F F L L L L L L F F L F L L F F", 0, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 1, ". L L . . . F L . . . F . P P . F F F . . . . P . F F L F F F F .", 1, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 2, ". L L L L F F L L L L L L L L . F F F L L L L L L F F L L L L L L", 0, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 3, ". L L L L L L L L L L L L L L . F F F L L L L L L L F L L L L L L", 0, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 0, ". F F F F F F F F F F F F F F . F F F F F F F F F F F F F F F F F", 0, 1 },
-    { AMP_STYLE_APEX,      "apex", 1,      ". L L . . . F . F . . F . P P . F F F F . . . P F F F L F F F F .", 0, 1 },
-    { AMP_STYLE_APEX,      "apex", 2,      ". L L L L F L L L L L L L L L . F F F L L L L L L F F L L L L L L", 0, 1 },
-    { AMP_STYLE_APEX,      "apex", 3,      ". L L L L L L L L L L L L L L . F F F L L L L L L L F L L L L L L", 0, 0 },
-    { AMP_STYLE_NNABLA,    "nnabla", 2,    ". L L L L L L L L L L F L L L . F F F L L L L L L F F L L L L L L", 0, 1 },
-    { AMP_STYLE_ONEFLOW,   "oneflow", 1,   ". L L . G G G . G G G G G G . . F F F G G F F G . F F F G F G G F", 0, 1 },
-    { AMP_STYLE_ONEFLOW,   "oneflow", 0,   ". F F F F F F F F F F F F F F . F F F F F F F F F F F F F F F F F", 0, 1 },
+    /*                                   i c l m a b l r g t s s d a c f x m b g s h l m u c m t r e p g i a r */
+    { AMP_STYLE_PYTORCH,   "pytorch", 1,   ". L L . . . F . . . . F . P P . F F F . . . . P . F F L F F F F . L .", 0, 1 },
+    { AMP_STYLE_PYTORCH,   "pytorch", 2,   ". L L L L F F L L L L L L L L . F F F L L L L L L F F L F L L F F L L", 0, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 1, ". L L . . . F L . . . F . P P . F F F . . . . P . F F L F F F F . L .", 1, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 2, ". L L L L F F L L L L L L L L . F F F L L L L L L F F L L L L L L L L", 0, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 3, ". L L L L L L L L L L L L L L . F F F L L L L L L L F L L L L L L L L", 0, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 0, ". F F F F F F F F F F F F F F . F F F F F F F F F F F F F F F F F F F", 0, 1 },
+    { AMP_STYLE_APEX,      "apex", 1,      ". L L . . . F . F . . F . P P . F F F F . . . P F F F L F F F F . L .", 0, 1 },
+    { AMP_STYLE_APEX,      "apex", 2,      ". L L L L F L L L L L L L L L . F F F L L L L L L F F L L L L L L L L", 0, 1 },
+    { AMP_STYLE_APEX,      "apex", 3,      ". L L L L L L L L L L L L L L . F F F L L L L L L L F L L L L L L L L", 0, 0 },
+    { AMP_STYLE_NNABLA,    "nnabla", 2,    ". L L L L L L L L L L F L L L . F F F L L L L L L F F L L L L L L L L", 0, 1 },
+    { AMP_STYLE_ONEFLOW,   "oneflow", 1,   ". L L . G G G . G G G G G G . . F F F G G F F G . F F F G F G G F L G", 0, 1 },
+    { AMP_STYLE_ONEFLOW,   "oneflow", 0,   ". F F F F F F F F F F F F F F . F F F F F F F F F F F F F F F F F F F", 0, 1 },
 };
 
 static void test_styles(void) {
@@ -312,7 +315,7 @@ static void test_lists_out(void) {
     amp_policy p = policy_of(level_desc(AMP_O1)), before = p;
     amp_op out[AMP_OP_COUNT];
     int n = amp_policy_white_list(&p, out, AMP_OP_COUNT);
-    CHECK(n == 3 && out[0] == AMP_OP_CONV2D && out[1] == AMP_OP_LINEAR && out[2] == AMP_OP_CONV_TRANSPOSE2D);
+    CHECK(n == 4 && out[0] == AMP_OP_CONV2D && out[1] == AMP_OP_LINEAR && out[2] == AMP_OP_CONV_TRANSPOSE2D && out[3] == AMP_OP_ATTENTION);
     out[0] = AMP_OP_MSE;
     CHECK(memcmp(&p, &before, sizeof p) == 0);
     n = amp_policy_black_list(&p, out, AMP_OP_COUNT);
@@ -320,8 +323,8 @@ static void test_lists_out(void) {
         && out[5] == AMP_OP_CUSTOM && out[6] == AMP_OP_MEAN && out[7] == AMP_OP_RMS_NORM && out[8] == AMP_OP_EMBEDDING
         && out[9] == AMP_OP_POSITION_EMBEDDING && out[10] == AMP_OP_GROUP_NORM);
     out[1] = AMP_OP_RELU;
-    CHECK(amp_policy_white_list(&p, out, 1) == 3 && out[0] == AMP_OP_CONV2D && out[1] == AMP_OP_RELU);
-    CHECK(amp_policy_white_list(&p, NULL, 0) == 3);
+    CHECK(amp_policy_white_list(&p, out, 1) == 4 && out[0] == AMP_OP_CONV2D && out[1] == AMP_OP_RELU);
+    CHECK(amp_policy_white_list(&p, NULL, 0) == 4);
     CHECK(amp_policy_white_list(NULL, out, 1) == 0);
     CHECK(amp_policy_black_list(NULL, out, 1) == 0);
 }

@@ -697,6 +697,222 @@ static void test_token_data(void) {
     amp_model_destroy(w.m);
 }
 
+/* --- attention --- */
+/* A small transformer. kind 0: GPT-2's blocks; 1: LLAMA's, two heads of q for one of k and v; 2: GPT-2's with a window and
+   without biases. */
+enum { HEADS = 2, FEATURES = 8 };
+static amp_value small_transformer(amp_model* m, int kind, float dropout, amp_value* head) {
+    amp_transformer_desc d;
+    amp_embedding_desc e = { WORDS, FEATURES, AMP_INIT_NORMAL, 0.5f };
+    amp_value x = amp_embedding_with(m, amp_tokens(m, LONGEST), &e), embedding = x;
+    int i;
+    e.vocabulary = e.features = 0;
+    if (kind != 1) x = amp_position_embedding_with(m, x, &e);
+    memset(&d, 0, sizeof d);
+    d.kind = kind == 1 ? AMP_BLOCK_LLAMA : AMP_BLOCK_GPT2;
+    d.heads = HEADS; d.sd = 0.4f; d.layers = 2;
+    if (kind == 1) { d.kv_heads = 1; d.hidden = 12; }
+    else d.dropout = dropout;
+    if (kind == 2) { d.window = 2; d.no_bias = 1; }
+    for (i = 0; i < 2; i++) {
+        char name[8];
+        snprintf(name, sizeof name, "h.%d", i);
+        d.name = name;
+        x = amp_transformer_block(m, x, &d);
+    }
+    x = kind == 1 ? amp_rms_norm(m, x) : amp_layer_norm(m, x);
+    *head = kind == 1 ? amp_linear(m, x, WORDS) : amp_tied_linear(m, x, embedding);
+    return amp_softmax_cross_entropy(m, *head);
+}
+
+/* Gradients of all weights are differences of the loss: whole and short batches, and with lengths. */
+static void test_transformer_gradients(void) {
+    static const int32_t lengths[BATCH] = { 2, 5, 1, 4 };
+    int kind, with, k, j;
+    size_t i;
+    for (kind = 0; kind < 3; kind++)
+        for (with = 0; with < 3; with++) {
+            const amp_model_desc d = model_desc(BATCH, AMP_O0, AMP_F16);
+            amp_model* m = new_model(&d);
+            amp_value head;
+            amp_param* p;
+            int count;
+            text t;
+            amp_batch b;
+            small_transformer(m, kind, 0.0f, &head);
+            CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
+            b = text_batch(&t, BATCH, with == 1 ? 3 : 0, with == 2 ? lengths : NULL);
+            p = amp_model_params(m, &count);
+            CHECK_MSG(count == (kind == 0 ? 2 + 24 + 2 : kind == 1 ? 1 + 18 + 3 : 2 + 16 + 2), "%d", count);
+            for (k = 0; k < count; k++) {
+                float g[600], v[600];
+                CHECK(p[k].count <= 600 && amp_forward(m, &b, NULL) == AMP_OK && amp_backward(m, NULL) == AMP_OK);
+                CHECK(amp_model_read_param_gradient(m, &p[k], g) == AMP_OK && amp_model_read_param(m, &p[k], v) == AMP_OK);
+                CHECK(amp_discard(m) == AMP_OK);
+                for (i = 0; i < p[k].count; i += 3) {
+                    const float was = v[i];
+                    double up[2];
+                    for (j = 0; j < 2; j++) {
+                        amp_eval_info e;
+                        v[i] = was + (j ? -0.005f : 0.005f);
+                        CHECK(amp_model_write_param(m, &p[k], v) == AMP_OK && amp_evaluate(m, &b, &e) == AMP_OK);
+                        up[j] = (double)e.loss;
+                    }
+                    v[i] = was;
+                    CHECK_MSG(fabs((up[0] - up[1]) / 0.01 - (double)g[i]) < 1e-3, "%d %d, %s %d: %g %g", kind, with, p[k].name, (int)i,
+                              (up[0] - up[1]) / 0.01, (double)g[i]);
+                }
+                CHECK(amp_model_write_param(m, &p[k], v) == AMP_OK);
+            }
+            amp_model_destroy(m);
+        }
+}
+
+/* Transformers learn at each level, twice with the same bits; what lies beyond a length, or is later, is not seen. */
+static void test_transformers(void) {
+    static const int32_t lengths[BATCH] = { 3, 1, 4, 2 };
+    int kind, run, step, i, k;
+    for (kind = 0; kind < 3; kind++)
+        for (run = 0; run < COUNT(runs); run++) {
+            amp_model_desc d = model_desc(BATCH, runs[run].level, runs[run].low);
+            amp_model* m[2];
+            amp_value head[2];
+            double first = 0.0, last = 0.0;
+            float out[2][BATCH * LONGEST * WORDS];
+            text t;
+            amp_batch b;
+            d.optimizer.kind = AMP_ADAMW;
+            d.optimizer.lr = 1e-2f;
+            for (i = 0; i < 2; i++) {
+                m[i] = new_model(&d);
+                small_transformer(m[i], kind, 0.1f, &head[i]);
+                CHECK_MSG(amp_model_finalize(m[i]) == AMP_OK, "%s", amp_model_error(m[i]));
+            }
+            for (step = 0; step < 150; step++) {
+                amp_step_info a, c;
+                b = text_batch(&t, BATCH, step % 3 == 1 ? 4 : 0, step % 3 == 2 ? lengths : NULL);
+                for (i = 1; i < BATCH * LONGEST; i++) t.next[i] = i % 5 ? t.words[i - 1] % (WORDS - 2) : t.next[i];  /* the word before */
+                CHECK_MSG(amp_train_step(m[0], &b, &a) == AMP_OK && amp_train_step(m[1], &b, &c) == AMP_OK, "%s", heard);
+                CHECK(to_bits(a.loss) == to_bits(c.loss));
+                if (step < 15) first += (double)a.loss / 15;
+                if (step >= 135) last += (double)a.loss / 15;
+            }
+            CHECK(same_weights(m[0], m[1]));
+            CHECK_MSG(last < 0.8 * first, "%d %s: %g to %g", kind, runs[run].name, first, last);
+
+            b.positions = 0; b.lengths = lengths;             /* words beyond the length are others */
+            CHECK(amp_predict(m[0], &b, head[0], out[0]) == AMP_OK);
+            for (i = 0; i < BATCH * LONGEST; i++)
+                if (i % LONGEST >= lengths[i / LONGEST]) t.words[i] = (t.words[i] + 1) % WORDS;
+            CHECK(amp_predict(m[0], &b, head[0], out[1]) == AMP_OK);
+            for (i = 0; i < BATCH * LONGEST; i++)
+                for (k = 0; k < WORDS; k++)
+                    CHECK(i % LONGEST >= lengths[i / LONGEST] || to_bits(out[0][i * WORDS + k]) == to_bits(out[1][i * WORDS + k]));
+            amp_model_destroy(m[0]);
+            amp_model_destroy(m[1]);
+        }
+}
+
+/* Rows [q|k|v] are q, k and v; attention without a mask looks at all keys that count, of another sequence too. */
+static void test_attention_forms(void) {
+    static const int32_t lengths[BATCH] = { 2, 5, 1, 4 };
+    amp_model_desc d = model_desc(BATCH, AMP_O0, AMP_F16);
+    const amp_attention_desc a = { 2, 1, 1, 3, 0.3f }, cross = { 2, 0, 0, 0, 0.0f };
+    const amp_rope_desc turn = { 3, 2, 100.0f, 1 }, of_q = { 2, 0, 100.0f, 1 }, of_k = { 1, 0, 100.0f, 1 };
+    amp_model* m[2];
+    amp_value y[2], x, q, k, v;
+    float out[2][BATCH * LONGEST * 4], w[32], part[16];
+    data set;
+    amp_batch b;
+    int i, j, p;
+    fill(&set);
+    memset(&b, 0, sizeof b);
+    b.n = BATCH; b.inputs[0] = b.inputs[1] = set.x; b.lengths = lengths;
+    for (i = 0; i < 2; i++) {
+        m[i] = new_model(&d);
+        x = input_of(m[i], LONGEST, 4);
+        if (i == 0) y[0] = amp_attention(m[0], amp_rope(m[0], amp_linear(m[0], x, 8), &turn), &a);   /* heads of 2 elements */
+        else {
+            q = amp_rope(m[1], amp_linear(m[1], x, 4), &of_q);
+            k = amp_rope(m[1], amp_linear(m[1], x, 2), &of_k);
+            v = amp_linear(m[1], x, 2);
+            y[1] = amp_attention_qkv(m[1], q, k, v, &a);
+        }
+        CHECK_MSG(amp_model_finalize(m[i]) == AMP_OK, "%s", amp_model_error(m[i]));
+    }
+    for (i = 0; i < 32; i++) w[i] = test_uniform();
+    CHECK(amp_model_write_param(m[0], amp_model_find_param(m[0], "linear1.weight"), w) == AMP_OK);
+    memset(part, 0, sizeof part);
+    CHECK(amp_model_write_param(m[0], amp_model_find_param(m[0], "linear1.bias"), part) == AMP_OK);
+    for (i = 0; i < 3; i++) {
+        static const char* const names[3][2] = { { "linear1.weight", "linear1.bias" }, { "linear2.weight", "linear2.bias" }, { "linear3.weight", "linear3.bias" } };
+        CHECK(amp_model_write_param(m[1], amp_model_find_param(m[1], names[i][0]), w + (i == 0 ? 0 : i == 1 ? 16 : 24)) == AMP_OK);
+        CHECK(amp_model_write_param(m[1], amp_model_find_param(m[1], names[i][1]), part) == AMP_OK);
+    }
+    for (i = 0; i < 2; i++) CHECK(amp_predict(m[i], &b, y[i], out[i]) == AMP_OK);
+    CHECK(memcmp(out[0], out[1], sizeof out[0]) == 0);
+    for (i = 0; i < 2; i++) amp_model_destroy(m[i]);
+
+    /* q of 3 positions of its own, k and v of the batch's */
+    m[0] = new_model(&d);
+    x = input_of(m[0], LONGEST, 4);
+    q = input_of(m[0], LONGEST, 4);
+    y[0] = amp_attention_qkv(m[0], q, x, x, &cross);
+    CHECK_MSG(amp_model_finalize(m[0]) == AMP_OK, "%s", amp_model_error(m[0]));
+    CHECK(amp_predict(m[0], &b, y[0], out[0]) == AMP_OK);
+    for (i = 0; i < BATCH; i++)                               /* a head is a mean of the values, by e^score */
+        for (p = 0; p < LONGEST; p++)
+            for (j = 0; j < 4; j++) {
+                const float* of = set.x + i * LONGEST * 4;
+                double sum = 0.0, all = 0.0;
+                int t;
+                for (t = 0; t < lengths[i]; t++) {
+                    const int h = j / 2 * 2;
+                    const double e = exp(((double)of[p * 4 + h] * (double)of[t * 4 + h] + (double)of[p * 4 + h + 1] * (double)of[t * 4 + h + 1]) / sqrt(2.0));
+                    all += e;
+                    sum += e * (double)of[t * 4 + j];
+                }
+                CHECK_MSG(fabs((double)out[0][(i * LONGEST + p) * 4 + j] - sum / all) < 1e-6, "%d %d %d", i, p, j);
+            }
+    amp_model_destroy(m[0]);
+}
+
+/* The names and starts of a block's layers. */
+static void test_blocks(void) {
+    static const char* const names[2][9] = {
+        { "h.1.ln_1.weight", "h.1.ln_1.bias", "h.1.attn.c_attn.weight", "h.1.attn.c_attn.bias", "h.1.attn.c_proj.weight", "h.1.ln_2.weight",
+          "h.1.mlp.c_fc.weight", "h.1.mlp.c_proj.weight", "h.1.mlp.c_proj.bias" },
+        { "h.1.input_layernorm.weight", "h.1.self_attn.q_proj.weight", "h.1.self_attn.k_proj.weight", "h.1.self_attn.v_proj.weight",
+          "h.1.self_attn.o_proj.weight", "h.1.post_attention_layernorm.weight", "h.1.mlp.gate_proj.weight", "h.1.mlp.up_proj.weight",
+          "h.1.mlp.down_proj.weight" } };
+    static const size_t counts[2][9] = { { 64, 64, 3 * 64 * 64, 3 * 64, 64 * 64, 64, 4 * 64 * 64, 4 * 64 * 64, 64 },
+                                         { 64, 64 * 64, 64 * 32, 64 * 32, 64 * 64, 64, 64 * 256, 64 * 256, 64 * 256 } };
+    int kind, i;
+    for (kind = 0; kind < 2; kind++) {
+        amp_model_desc d = model_desc(2, AMP_O0, AMP_F16);
+        amp_model* m = new_model(&d);
+        amp_transformer_desc t;
+        memset(&t, 0, sizeof t);
+        t.kind = (amp_block_kind)kind; t.heads = 4; t.layers = 8; t.name = "h.1";
+        if (kind) t.kv_heads = 2;
+        amp_mse(m, amp_transformer_block(m, input_of(m, 3, 64), &t));
+        CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
+        for (i = 0; i < 9; i++) {
+            const amp_param* p = amp_model_find_param(m, names[kind][i]);
+            const int adds = strstr(names[kind][i], "attn.c_proj.w") || strstr(names[kind][i], "mlp.c_proj.w") || strstr(names[kind][i], "o_proj")
+                || strstr(names[kind][i], "down_proj");
+            const double sd = adds ? 0.005 : 0.02;
+            double squares = 0.0;
+            size_t k;
+            CHECK_MSG(p && p->count == counts[kind][i], "%s", names[kind][i]);
+            if (!p || p->count < 1000) continue;
+            for (k = 0; k < p->count; k++) squares += (double)p->master[k] * (double)p->master[k];
+            CHECK_MSG(fabs(sqrt(squares / (double)p->count) / sd - 1.0) < 0.1, "%s: %g", p->name, sqrt(squares / (double)p->count));
+        }
+        amp_model_destroy(m);
+    }
+}
+
 /* --- mistakes --- */
 typedef void (*mistake)(amp_model* m, amp_value x);    /* x: 5 positions of 6 features */
 static void e_conv(amp_model* m, amp_value x) { amp_conv2d(m, x, 3, 3, 1, 1); }
@@ -782,6 +998,50 @@ static void e_token_output(amp_model* m, amp_value x) { (void)x; amp_output(m, a
 static void e_token_gradient(amp_model* m, amp_value x) { (void)x; amp_retain_gradient(m, amp_tokens(m, 5)); }
 static void e_tied_to_linear(amp_model* m, amp_value x) { amp_tied_linear(m, x, amp_linear(m, x, 6)); }
 static void e_tied_features(amp_model* m, amp_value x) { amp_tied_linear(m, x, amp_embedding(m, amp_tokens(m, 5), 9, 7)); }
+static void attention_of(amp_model* m, amp_value x, int heads, int kv_heads, int causal, int window, float scale) {
+    const amp_attention_desc a = { heads, kv_heads, causal, window, scale };
+    amp_attention(m, x, &a);
+}
+static void e_heads(amp_model* m, amp_value x) { attention_of(m, x, 0, 0, 0, 0, 0.0f); }
+static void e_kv_heads(amp_model* m, amp_value x) { attention_of(m, amp_linear(m, x, 14), 3, 2, 0, 0, 0.0f); }
+static void e_kv_negative(amp_model* m, amp_value x) { attention_of(m, x, 2, -1, 0, 0, 0.0f); }
+static void e_head_size(amp_model* m, amp_value x) { attention_of(m, x, 4, 0, 0, 0, 0.0f); }
+static void e_window(amp_model* m, amp_value x) { attention_of(m, x, 2, 0, 0, 3, 0.0f); }
+static void e_scale(amp_model* m, amp_value x) { attention_of(m, x, 2, 0, 0, 0, from_bits(0x7f800000u)); }
+static void e_attention_null(amp_model* m, amp_value x) { amp_attention(m, x, NULL); }
+static void e_attention_keys(amp_model* m, amp_value x) {
+    const amp_attention_desc a = { 2, 0, 0, 0, 0.0f };
+    const amp_value k = input_of(m, 4, 6);
+    amp_attention_qkv(m, x, k, input_of(m, 5, 6), &a);
+}
+static void e_attention_values(amp_model* m, amp_value x) {
+    const amp_attention_desc a = { 2, 0, 0, 0, 0.0f };
+    const amp_value k = input_of(m, 5, 4);
+    amp_attention_qkv(m, x, k, input_of(m, 5, 8), &a);
+}
+static void rope_of(amp_model* m, amp_value x, int heads, int size, float theta) {
+    const amp_rope_desc r = { heads, size, theta, 0 };
+    amp_rope(m, x, &r);
+}
+static void e_rope_heads(amp_model* m, amp_value x) { rope_of(m, x, 0, 0, 0.0f); }
+static void e_rope_odd(amp_model* m, amp_value x) { rope_of(m, x, 2, 0, 0.0f); }
+static void e_rope_wide(amp_model* m, amp_value x) { rope_of(m, x, 2, 4, 0.0f); }
+static void e_rope_theta(amp_model* m, amp_value x) { rope_of(m, x, 3, 0, 0.5f); }
+static void e_rope_null(amp_model* m, amp_value x) { amp_rope(m, x, NULL); }
+static void block_of(amp_model* m, amp_value x, int kind, int heads, int kv_heads, int layers, float dropout, float theta) {
+    amp_transformer_desc t;
+    memset(&t, 0, sizeof t);
+    t.kind = (amp_block_kind)kind; t.heads = heads; t.kv_heads = kv_heads; t.layers = layers; t.dropout = dropout; t.theta = theta;
+    amp_transformer_block(m, x, &t);
+}
+static void e_block_null(amp_model* m, amp_value x) { amp_transformer_block(m, x, NULL); }
+static void e_block_kind(amp_model* m, amp_value x) { block_of(m, x, 2, 2, 0, 0, 0.0f, 0.0f); }
+static void e_block_heads(amp_model* m, amp_value x) { block_of(m, x, 0, 4, 0, 0, 0.0f, 0.0f); }
+static void e_block_layers(amp_model* m, amp_value x) { block_of(m, x, 0, 2, 0, -1, 0.0f, 0.0f); }
+static void e_block_dropout(amp_model* m, amp_value x) { block_of(m, x, 1, 1, 0, 0, 0.1f, 0.0f); }
+static void e_block_theta(amp_model* m, amp_value x) { block_of(m, x, 0, 2, 0, 0, 0.0f, 1e4f); }
+static void e_block_odd(amp_model* m, amp_value x) { block_of(m, x, 1, 2, 0, 0, 0.0f, 0.0f); }
+static void e_block_kv(amp_model* m, amp_value x) { block_of(m, x, 0, 3, 2, 0, 0.0f, 0.0f); }
 static void e_tied_group(amp_model* m, amp_value x) { amp_group(m, amp_tied_linear(m, x, amp_embedding(m, amp_tokens(m, 5), 9, 6)), 0); }
 static const struct { mistake make; amp_result code; const char* sentence; } mistakes[] = {
     { e_conv, AMP_ERR_SHAPE, "conv2d after 'words': it is for images, not for 5 positions" },
@@ -821,6 +1081,28 @@ static const struct { mistake make; amp_result code; const char* sentence; } mis
     { e_tied_to_linear, AMP_ERR_ARGUMENT, "linear after 'words': 'linear1' is no embedding" },
     { e_tied_features, AMP_ERR_SHAPE, "linear after 'words': 'embedding1' has 7 features, not 6" },
     { e_tied_group, AMP_ERR_ARGUMENT, "group of 'linear1': its weights are another layer's" },
+    { e_heads, AMP_ERR_DESC, "attention after 'words': heads is 0, kv_heads 0, window 0" },
+    { e_kv_heads, AMP_ERR_SHAPE, "attention after 'linear1': attention: 3 heads are not whole groups for 2 kv_heads" },
+    { e_kv_negative, AMP_ERR_DESC, "attention after 'words': heads is 2, kv_heads -1, window 0" },
+    { e_head_size, AMP_ERR_SHAPE, "attention after 'words': 6 features in all are not 4 heads of q and 4 of k and v each" },
+    { e_window, AMP_ERR_SHAPE, "attention after 'words': attention: the window is 3, but only causal attention has one" },
+    { e_scale, AMP_ERR_DESC, "attention after 'words': attention: the scale is not finite" },
+    { e_attention_null, AMP_ERR_DESC, "attention after 'words': the desc is NULL" },
+    { e_attention_keys, AMP_ERR_SHAPE, "attention after 'words': 'input2' and 'input3' have other positions" },
+    { e_attention_values, AMP_ERR_SHAPE, "attention after 'words': 18 features in all are not 2 heads of q and 2 of k and v each" },
+    { e_rope_heads, AMP_ERR_DESC, "rope after 'words': heads is 0, head_size 0" },
+    { e_rope_odd, AMP_ERR_SHAPE, "rope after 'words': rope: head_size is 3; it must be even, from 2 to 1024" },
+    { e_rope_wide, AMP_ERR_SHAPE, "rope after 'words': rope: the width is 6, but a row has 2 heads of 4 elements" },
+    { e_rope_theta, AMP_ERR_DESC, "rope after 'words': rope: theta must be finite and at least 1" },
+    { e_rope_null, AMP_ERR_DESC, "rope after 'words': the desc is NULL" },
+    { e_block_null, AMP_ERR_DESC, "transformer_block: the desc is NULL" },
+    { e_block_kind, AMP_ERR_DESC, "transformer_block: kind 2 does not exist" },
+    { e_block_heads, AMP_ERR_DESC, "transformer_block after 'words': heads is 4, kv_heads 0, layers 0, of 6 features" },
+    { e_block_layers, AMP_ERR_DESC, "transformer_block after 'words': heads is 2, kv_heads 0, layers -1, of 6 features" },
+    { e_block_dropout, AMP_ERR_DESC, "transformer_block after 'words': no_bias and dropout are for AMP_BLOCK_GPT2" },
+    { e_block_theta, AMP_ERR_DESC, "transformer_block after 'words': theta is for AMP_BLOCK_LLAMA" },
+    { e_block_odd, AMP_ERR_SHAPE, "rope after 'linear1': rope: head_size is 3; it must be even, from 2 to 1024" },
+    { e_block_kv, AMP_ERR_SHAPE, "attention after 'linear1': attention: 3 heads are not whole groups for 2 kv_heads" },
     { e_own_positions, AMP_ERR_SHAPE, "add after 'custom1': of this and 'input2' only one has the positions of a batch" },
 };
 static void test_mistakes(void) {
@@ -936,6 +1218,10 @@ int main(int argc, char** argv) {
     TEST(test_starts);
     TEST(test_overflows);
     TEST(test_token_data);
+    TEST(test_transformer_gradients);
+    TEST(test_transformers);
+    TEST(test_attention_forms);
+    TEST(test_blocks);
     TEST(test_mistakes);
     TEST(test_batches);
     TEST(test_print);
