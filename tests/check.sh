@@ -1,6 +1,6 @@
 #!/bin/sh
 # check.sh - everything beyond `make test`. Run it through `make check`. CC, LEAN, PYTHON and DATA come from it:
-# PYTHON needs numpy, torch and safetensors (and timm, for LAMB), DATA is a directory of MNIST files; what is absent is
+# PYTHON needs numpy, torch and safetensors (timm, for LAMB, transformers), DATA is a directory of MNIST files; what is absent is
 # skipped with a line. Each step is a process of its own, JOBS at a time (default: the processors), the long ones first.
 # It prints one line with its seconds, of a clock and of the processors; the output of a failed one follows it. STEP=n in the
 # environment runs the n-th step alone, STEP=list prints their names. SEED (default: the date) is that of the steps that draw
@@ -229,7 +229,10 @@ step "budgets of tokens, functions, machine code and README" env CC="$CC" PYTHON
 [ -n "$STEP" ] || export REFERENCES="$($PYTHON -c "import numpy, torch, safetensors; print(1)" 2> /dev/null)"
 if [ -n "$REFERENCES" ]; then
     reference() { $CC -std=c99 -O2 -shared -fPIC build/pic/impl.o tests/reference/shim_*.c -o $out/libamp.so -lm && $PYTHON tests/reference/check_$1.py $out/libamp.so; }
-    for f in half ops scaler optim checkpoint model sequence; do step "against references: $f" reference $f; done
+    for f in half ops scaler optim checkpoint model; do step "against references: $f" reference $f; done
+    [ -n "$STEP" ] || export TRANSFORMERS="$($PYTHON -c "import importlib.util; print(importlib.util.find_spec('transformers') and 1 or '')")"
+    if [ -n "$TRANSFORMERS" ]; then step "against references: transformer" reference transformer
+    else skip "python with transformers is not here"; fi
 else skip "python with numpy, torch and safetensors is not here (PYTHON=...)"; fi
 [ -n "$STEP" ] || export BINDING="$($PYTHON -c "import cffi; print(1)" 2> /dev/null)"
 if [ -n "$BINDING" ]; then step "cffi reads the declarations" env CC="$CC" $PYTHON tests/reference/check_binding.py "$out"
