@@ -5608,7 +5608,9 @@ AMPI_KERNEL_FN void AMPI_K(store_any_piece)(const ampi_epilogue* c, char* to, si
     for (size_t i = 0; i < n; i += AMPI_LANES, to += AMPI_LANES * step * size) {
         const size_t count = ampi_min_size(n - i, AMPI_LANES);
         AMPI_V16 x = ampi_v_mul(ampi_v_set1(c->alpha), ampi_v_load(sums + i));
-        if (c->beta != 0.0f) {
+        if (c->beta != 0.0f && step == 1) {
+            x = ampi_v_fma(0, ampi_v_set1(c->beta), ampi_v_load_any(to, t, count), x);
+        } else if (c->beta != 0.0f) {
             for (size_t l = 0; l < count; l++) old[l] = ampi_element_f32(to, t, l * step);
             x = ampi_v_fma(0, ampi_v_set1(c->beta), ampi_v_load(old), x);
         }
@@ -11163,8 +11165,6 @@ AMPI_LOSS(AMP_DEF, amp_mse, AMPI_MSE, "mse")
 AMPI_LOSS(AMP_DEF, amp_bce_with_logits, AMPI_BCE, "bce with logits")
 AMPI_LOSS(AMPI_FN, ampi_mean, AMPI_MEAN, "mean")
 
-AMPI_COMPILE_QUICKLY
-
 /* >>impl-attention Attention, and the rotary embedding of positions.
    Scores are never a matrix of all queries and keys: they are formed in tiles, 64 queries by 256
    keys. Forward, a row keeps the maximum and the sum of its tiles so far (Milakov and Gimelshein
@@ -11183,6 +11183,75 @@ AMPI_COMPILE_QUICKLY
 
 enum { AMPI_QUERIES = AMPI_ROWS, AMPI_KEYS = 256 };
 
+/* --- kernels --- */
+
+/* A row's maximum, and the sum of e^(score - maximum), of the keys so far; `keep` is what a new
+   maximum leaves of earlier sums. Rows behind the last are idle. */
+typedef struct ampi_softmax_state {
+    float max[AMPI_QUERIES], sum[AMPI_QUERIES], keep[AMPI_QUERIES], added[AMPI_QUERIES];
+} ampi_softmax_state;
+/* Scores of a tile become weights; 16 sums a row, then a tree. */
+AMPI_KERNEL(ampi_softmax_tile, (ampi_softmax_state* state, float* tile, size_t rows, size_t ld),
+        state, tile, rows, ld) {
+    for (size_t r = 0; r < rows; r++, tile += ld) {
+        float max[AMPI_LANES], sum[AMPI_LANES] = { 0 };
+        size_t c, l, n;
+        for (l = 0; l < AMPI_LANES; l++) max[l] = state->max[r];
+        for (c = 0; c < ld; c += AMPI_LANES)
+            for (l = 0; l < AMPI_LANES; l++) max[l] = ampi_larger(tile[c + l], max[l]);
+        for (n = 8; n > 0; n /= 2)
+            for (l = 0; l < n; l++) max[l] = ampi_larger(max[l + n], max[l]);
+        const float largest = max[0];
+        AMPI_LOOP(tile, ld, ampi_exp(hw, tile[i] - largest));
+        for (c = 0; c < ld; c += AMPI_LANES)
+            for (l = 0; l < AMPI_LANES; l++) sum[l] += tile[c + l];
+        for (n = 8; n > 0; n /= 2)
+            for (l = 0; l < n; l++) sum[l] += sum[l + n];
+        state->keep[r] = state->max[r] - largest;
+        state->max[r] = largest;
+        state->added[r] = sum[0];
+    }
+    AMPI_LOOP(state->keep, AMPI_QUERIES, ampi_exp(hw, state->keep[i]));
+    AMPI_LOOP(state->sum, AMPI_QUERIES, ampi_fma(hw, state->sum[i], state->keep[i],
+        state->added[i]));
+}
+
+/* The lse in place of the maximum, and in `keep` what sums are multiplied by. */
+AMPI_KERNEL(ampi_softmax_end, (ampi_softmax_state* state), state) {
+    AMPI_LOOP(state->max, AMPI_QUERIES, state->max[i] + ampi_log(hw, state->sum[i]));
+    AMPI_LOOP(state->keep, AMPI_QUERIES, 1.0f / state->sum[i]);
+}
+
+/* Scores become weights, gradients of weights those of scores. lse, dot: one a column. */
+AMPI_KERNEL(ampi_attention_slopes, (float* tile, float* slopes, const float* lse,
+        const float* dot, size_t rows, size_t n), tile, slopes, lse, dot, rows, n) {
+    for (size_t r = 0; r < rows; r++, tile += n, slopes += n) {
+        AMPI_LOOP(tile, n, ampi_exp(hw, tile[i] - lse[i]));
+        AMPI_LOOP(slopes, n, tile[i] * (slopes[i] - dot[i]));
+    }
+}
+
+/* sums[l] += x * y of each element of lane l. */
+AMPI_KERNEL(ampi_add_dots, (float* sums, const float* x, const float* y, size_t n), sums, x, y,
+        n) {
+    float lanes[AMPI_LANES];
+    size_t i, l;
+    memcpy(lanes, sums, sizeof lanes);
+    for (i = 0; i < n; i += AMPI_LANES)
+        for (l = 0; l < AMPI_LANES; l++) lanes[l] = ampi_fma(hw, x[i + l], y[i + l], lanes[l]);
+    memcpy(sums, lanes, sizeof lanes);
+}
+
+/* x = x * own + partner * other. */
+AMPI_KERNEL(ampi_rope_apply, (float* x, const float* partner, const float* own,
+        const float* other, size_t n), x, partner, own, other, n) {
+    AMPI_LOOP(x, n, ampi_fma(hw, x[i], own[i], partner[i] * other[i]));
+}
+
+AMPI_COMPILE_QUICKLY
+
+/* --- tiles --- */
+
 /* Numbers from `from` up to `to`; none if these are equal. */
 typedef struct ampi_interval { size_t from, to; } ampi_interval;
 /* A call, checked; absent operands are NULL. */
@@ -11199,6 +11268,7 @@ typedef struct ampi_attention {
 typedef struct ampi_attention_room {
     float *tile, *slopes;  /* S and P; dP and dS, if backward */
     float* sums;           /* of results */
+    float* dots;           /* of y and dy of all queries of a group; NULL = not formed */
     size_t queries, keys;  /* at most, of a tile */
     size_t columns;        /* of results that are summed at a time */
     amp_exec exec;         /* of products */
@@ -11305,27 +11375,6 @@ AMPI_FN void ampi_tile_mask(const ampi_attention* a, size_t b,
 
 /* --- forward --- */
 
-/* A row's maximum, and the sum of e^(score - maximum), of the keys so far; `keep` is what a new
-   maximum leaves of earlier sums. */
-typedef struct ampi_softmax_state {
-    float max[AMPI_QUERIES], sum[AMPI_QUERIES], keep[AMPI_QUERIES];
-} ampi_softmax_state;
-/* Scores of a tile become weights. */
-AMPI_FN void ampi_softmax_step(ampi_softmax_state* state, float* tile, size_t rows, size_t ld) {
-    ampi_row_args q = ampi_no_row_args();
-    ampi_row_sums sums;
-    memcpy(state->keep, state->max, sizeof state->keep);
-    ampi_rows_max(state->max, tile, rows, ld);
-    q.mean = state->max;
-    ampi_rows_each(AMPI_EXP, &q, tile, NULL, tile, rows, ld);
-    ampi_sum_rows(AMPI_SUM, &sums, tile, tile, NULL, rows, ld, 0);
-    for (size_t r = 0; r < rows; r++) {
-        state->keep[r] = ampi_exp(AMPI_FMA_NATIVE, state->keep[r] - state->max[r]);
-        state->sum[r] = ampi_fma(AMPI_FMA_NATIVE, state->sum[r], state->keep[r],
-            (float)sums.sum[r]);
-    }
-}
-
 /* x *= factor, row by row. */
 AMPI_FN void ampi_rows_scale(float* x, const float* factor, size_t rows, size_t ld) {
     ampi_row_args q = ampi_no_row_args();
@@ -11342,8 +11391,9 @@ AMPI_FN void ampi_attention_sums(const ampi_attention* a, const ampi_attention_r
     const ampi_interval seen = ampi_keys_of_block(s, b, i);
     const ampi_operand q = ampi_matrix(ampi_query_at(a, a->q, s->ldq, b, i, h), s->ldq, 1);
     size_t keys;
+    AMPI_CLEAR(*state);
     ampi_fill(state->max, AMPI_QUERIES, -AMPI_FLT_MAX);
-    ampi_fill(state->sum, AMPI_QUERIES, 0.0f);
+    for (size_t m = rows; m < AMPI_QUERIES; m++) state->sum[m] = 1.0f;
     if (seen.from == seen.to) memset(r->sums, 0, rows * ampi_padded(n) * sizeof *r->sums);
     for (size_t j = seen.from; j < seen.to; j += keys) {
         keys = ampi_min_size(AMPI_KEYS - j % AMPI_KEYS, seen.to - j);
@@ -11355,7 +11405,7 @@ AMPI_FN void ampi_attention_sums(const ampi_attention* a, const ampi_attention_r
         const ampi_operand weights = ampi_matrix(amp_ref_of(r->tile, a->weight), ld, 1);
         ampi_tile_product(r, &q, &k, rows, keys, s->head_size, s->scale, 0.0f, r->tile, ld);
         ampi_tile_mask(a, b, ampi_keys_of, r->tile, i, rows, j, keys, ampi_float(0xff800000u));
-        ampi_softmax_step(state, r->tile, rows, ld);
+        ampi_softmax_tile(state, r->tile, rows, ld);
         ampi_tile_round(r->tile, a->weight, rows * ld);
         if (j > seen.from) ampi_rows_scale(r->sums, state->keep, rows, ampi_padded(n));
         ampi_tile_product(r, &weights, &v, rows, n, keys, 1.0f, j > seen.from, r->sums,
@@ -11368,19 +11418,22 @@ AMPI_FN void ampi_attention_queries(const ampi_attention* a, const ampi_attentio
         size_t b, size_t h, size_t i, size_t rows) {
     const amp_attention_shape* s = &a->s;
     ampi_softmax_state state;
+    int none[AMPI_QUERIES];  /* queries that see no key */
     size_t n;
     for (size_t column = 0; column < s->head_size; column += n) {
         n = ampi_min_size(s->head_size - column, r->columns);
         ampi_attention_sums(a, r, b, h, i, rows, column, n, &state);
         for (size_t m = 0; m < rows; m++) {
             const ampi_interval seen = ampi_keys_of(s, b, i + m);
-            const int none = seen.from == seen.to;
-            if (none) memset(r->sums + m * ampi_padded(n), 0, n * sizeof *r->sums);
-            state.keep[m] = none ? 0.0f : 1.0f / state.sum[m];
-            if (a->lse && column == 0)
-                a->lse[(b * s->heads + h) * s->queries + i + m] = none ? ampi_float(0xff800000u)
-                    : ampi_clean_nan(state.max[m] + ampi_log(AMPI_FMA_NATIVE, state.sum[m]));
+            none[m] = seen.from == seen.to;
+            if (!none[m]) continue;
+            memset(r->sums + m * ampi_padded(n), 0, n * sizeof *r->sums);
+            state.sum[m] = 1.0f;
         }
+        ampi_softmax_end(&state);
+        for (size_t m = 0; m < rows && a->lse && column == 0; m++)
+            a->lse[(b * s->heads + h) * s->queries + i + m] = none[m] ? ampi_float(0xff800000u)
+                : ampi_clean_nan(state.max[m]);
         ampi_rows_scale(r->sums, state.keep, rows, ampi_padded(n));
         ampi_tile_out(ampi_from(ampi_query_at(a, a->y, s->ldy, b, i, h), column), s->ldy, r->sums,
             ampi_padded(n), rows, n);
@@ -11408,19 +11461,20 @@ typedef struct ampi_slope_sums {
     float*  sums;
     size_t  sums_ld;
 } ampi_slope_sums;
-/* Where a gradient is summed; scratch: for one of 16 bits. */
-AMPI_FN ampi_slope_sums ampi_slope_sums_of(amp_ref to, size_t ld, size_t rows, size_t n,
-        float* scratch) {
-    const int direct = ampi_dtype_or_f32(to.dtype) == AMP_F32;
-    const ampi_slope_sums g = { to, ld, rows, n, direct ? (float*)to.data : scratch,
-        direct ? ld : ampi_padded(n) };
+/* Where a gradient is summed; scratch: for one of 16 bits, or not `direct`. */
+AMPI_FN ampi_slope_sums ampi_slope_sums_of(amp_ref to, int direct, size_t ld, size_t rows,
+        size_t n, float* scratch) {
+    const int there = direct && ampi_dtype_or_f32(to.dtype) == AMP_F32;
+    const ampi_slope_sums g = { to, ld, rows, n, there ? (float*)to.data : scratch,
+        there ? ld : ampi_padded(n) };
     return g;
 }
 
-/* Sums begin with zeros, or with what the gradient holds if it is added to. */
-AMPI_FN void ampi_slope_sums_begin(const ampi_attention* a, const ampi_slope_sums* g) {
+/* Sums begin with what the gradient holds if it is added to, else with zeros; fresh: with what the
+   first product writes. */
+AMPI_FN void ampi_slope_sums_begin(const ampi_attention* a, const ampi_slope_sums* g, int fresh) {
     const int add = a->accumulate & AMP_ACCUMULATE_INPUT;
-    for (size_t i = 0; i < g->rows && g->to.data; i++) {
+    for (size_t i = 0; i < g->rows && g->to.data && (add || !fresh); i++) {
         float* row = g->sums + i * g->sums_ld;
         if (!add) memset(row, 0, g->n * sizeof *row);
         else if (g->sums != (const float*)g->to.data)
@@ -11434,32 +11488,23 @@ AMPI_FN void ampi_slope_sums_end(const ampi_slope_sums* g) {
         ampi_tile_out(g->to, g->ld, g->sums, g->sums_ld, g->rows, g->n);
 }
 
-/* Scores become weights, gradients of weights those of scores. lse, dot: one a column. */
-AMPI_KERNEL(ampi_attention_slopes, (float* tile, float* slopes, const float* lse,
-        const float* dot, size_t rows, size_t n), tile, slopes, lse, dot, rows, n) {
-    for (size_t r = 0; r < rows; r++, tile += n, slopes += n) {
-        AMPI_LOOP(tile, n, ampi_exp(hw, tile[i] - lse[i]));
-        AMPI_LOOP(slopes, n, tile[i] * (slopes[i] - dot[i]));
-    }
-}
-
 /* dot[r] = sum of y * dy over row r of some queries of a head. */
 AMPI_FN void ampi_attention_dots(const ampi_attention* a, size_t b, size_t h, size_t i,
         size_t rows, float* dot) {
     AMPI_ALIGNED float y[AMPI_KEYS], dy[AMPI_KEYS];
-    ampi_row_sums sums;
+    ampi_argument list[] = { { "y", NULL, a->y.dtype, AMPI_IN, 0, 0, 0 },
+                             { "dy", NULL, a->dy.dtype, AMPI_IN, 0, 0, 0 } };
     for (size_t r = 0; r < rows; r++) {
-        const amp_ref from = ampi_query_at(a, a->y, a->s.ldy, b, i + r, h);
-        const amp_ref slope = ampi_query_at(a, a->dy, a->s.ldy, b, i + r, h);
+        float sums[AMPI_LANES] = { 0 };
+        list[0].data = ampi_query_at(a, a->y, a->s.ldy, b, i + r, h).data;
+        list[1].data = ampi_query_at(a, a->dy, a->s.ldy, b, i + r, h).data;
         for (size_t n, c = 0; c < a->s.head_size; c += n) {
             n = ampi_min_size(a->s.head_size - c, AMPI_KEYS);
-            ampi_load_f32(y, from.data, from.dtype, c, n);
-            ampi_load_f32(dy, slope.data, slope.dtype, c, n);
-            memset(y + n, 0, (ampi_padded(n) - n) * sizeof *y);
-            memset(dy + n, 0, (ampi_padded(n) - n) * sizeof *dy);
-            ampi_sum_rows(AMPI_PRODUCTS, &sums, y, dy, NULL, 1, n, c > 0);
+            ampi_add_dots(sums, ampi_view(&list[0], c, n, y), ampi_view(&list[1], c, n, dy), n);
         }
-        dot[r] = (float)sums.dot[0];
+        for (size_t n = 8; n > 0; n /= 2)
+            for (size_t l = 0; l < n; l++) sums[l] += sums[l + n];
+        dot[r] = sums[0];
     }
 }
 
@@ -11485,7 +11530,8 @@ AMPI_FN void ampi_attention_tiles(const ampi_attention* a, const ampi_attention_
     /* -inf: a query that sees nothing, whose row the mask clears */
     for (size_t m = 0; m < rows; m++)
         lse[m] = ampi_bits(saved[m]) == 0xff800000u ? 0.0f : saved[m];
-    ampi_attention_dots(a, b, h, i, rows, dot);
+    if (r->dots) memcpy(dot, r->dots + h % a->group * s->queries + i, rows * sizeof *dot);
+    else ampi_attention_dots(a, b, h, i, rows, dot);
     ampi_attention_slopes(r->tile, r->slopes, lse, dot, keys, ld);
     ampi_tile_mask(a, b, ampi_queries_of, r->tile, j, keys, i, rows, 0.0f);
     ampi_tile_mask(a, b, ampi_queries_of, r->slopes, j, keys, i, rows, 0.0f);
@@ -11496,19 +11542,19 @@ AMPI_FN void ampi_attention_tiles(const ampi_attention* a, const ampi_attention_
 /* The dq of a head of a sequence, of queries [i, i + rows) in n columns. */
 AMPI_FN ampi_slope_sums ampi_attention_dq(const ampi_attention* a, size_t b, size_t h, size_t i,
         size_t rows, size_t column, size_t n, float* scratch) {
-    return ampi_slope_sums_of(ampi_from(ampi_query_at(a, a->dq, a->s.ldq, b, i, h), column),
+    return ampi_slope_sums_of(ampi_from(ampi_query_at(a, a->dq, a->s.ldq, b, i, h), column), 1,
         a->s.ldq, rows, n, scratch);
 }
 
 /* Adds to dq, of `rows` queries from its row `from` on, what a tile of keys from j on gives. */
 AMPI_FN void ampi_attention_add_dq(const ampi_attention* a, const ampi_attention_room* r,
         size_t b, size_t h, size_t rows, size_t j, size_t keys, size_t column,
-        const ampi_slope_sums* dq, size_t from) {
+        const ampi_slope_sums* dq, size_t from, float beta) {
     const ampi_operand slopes = ampi_matrix(amp_ref_of(r->slopes, a->slope), ampi_padded(rows), 0);
     const ampi_operand k = ampi_matrix(ampi_from(ampi_key_at(a, a->k, a->s.ldk, b, j,
         h / a->group), column), a->s.ldk, 0);
     if (dq->to.data)
-        ampi_tile_product(r, &slopes, &k, rows, dq->n, keys, a->s.scale, 1.0f,
+        ampi_tile_product(r, &slopes, &k, rows, dq->n, keys, a->s.scale, beta,
             dq->sums + from * dq->sums_ld, dq->sums_ld);
 }
 
@@ -11516,7 +11562,7 @@ AMPI_FN void ampi_attention_add_dq(const ampi_attention* a, const ampi_attention
    columns from `column` on. */
 AMPI_FN void ampi_attention_add_dkv(const ampi_attention* a, const ampi_attention_room* r,
         size_t b, size_t h, size_t i, size_t rows, size_t keys, size_t column,
-        const ampi_slope_sums* dk, const ampi_slope_sums* dv, size_t from) {
+        const ampi_slope_sums* dk, const ampi_slope_sums* dv, size_t from, float beta) {
     const amp_attention_shape* s = &a->s;
     const ampi_operand slopes = ampi_matrix(amp_ref_of(r->slopes, a->slope), ampi_padded(rows), 1);
     const ampi_operand weights = ampi_matrix(amp_ref_of(r->tile, a->weight), ampi_padded(rows), 1);
@@ -11525,10 +11571,10 @@ AMPI_FN void ampi_attention_add_dkv(const ampi_attention* a, const ampi_attentio
     const ampi_operand dy = ampi_matrix(ampi_from(ampi_query_at(a, a->dy, s->ldy, b, i, h),
         column), s->ldy, 0);
     if (dv->to.data)
-        ampi_tile_product(r, &weights, &dy, keys, dv->n, rows, 1.0f, 1.0f,
+        ampi_tile_product(r, &weights, &dy, keys, dv->n, rows, 1.0f, beta,
             dv->sums + from * dv->sums_ld, dv->sums_ld);
     if (dk->to.data)
-        ampi_tile_product(r, &slopes, &q, keys, dk->n, rows, s->scale, 1.0f,
+        ampi_tile_product(r, &slopes, &q, keys, dk->n, rows, s->scale, beta,
             dk->sums + from * dk->sums_ld, dk->sums_ld);
 }
 
@@ -11537,26 +11583,35 @@ AMPI_FN void ampi_attention_add_dkv(const ampi_attention* a, const ampi_attentio
 AMPI_FN void ampi_attention_keys(const ampi_attention* a, const ampi_attention_room* r, size_t b,
         size_t g, size_t j, size_t keys, size_t column, size_t n, int with_dq) {
     const amp_attention_shape* s = &a->s;
-    const size_t ld = ampi_padded(n);
+    const size_t ld = ampi_padded(n), tile = j / AMPI_KEYS * AMPI_KEYS;
+    const ampi_interval all = ampi_keys_of_block(s, b, 0);
+    /* one block of queries, which sees the whole tile */
+    const int once = a->group == 1 && s->queries <= AMPI_QUERIES && all.from <= tile
+        && all.to >= ampi_min_size(tile + AMPI_KEYS, s->keys);
     const ampi_slope_sums dk = ampi_slope_sums_of(ampi_from(ampi_key_at(a, a->dk, s->ldk, b, j, g),
-        column), s->ldk, keys, n, r->sums);
+        column), once, s->ldk, keys, n, r->sums);
     const ampi_slope_sums dv = ampi_slope_sums_of(ampi_from(ampi_key_at(a, a->dv, s->ldv, b, j, g),
-        column), s->ldv, keys, n, r->sums + r->keys * ld);
+        column), once, s->ldv, keys, n, r->sums + r->keys * ld);
+    const int add = a->accumulate & AMP_ACCUMULATE_INPUT;
     size_t rows;
-    ampi_slope_sums_begin(a, &dk);
-    ampi_slope_sums_begin(a, &dv);
+    ampi_slope_sums_begin(a, &dk, once);
+    ampi_slope_sums_begin(a, &dv, once);
     for (size_t h = 0; h < a->group; h++) {
         const size_t head = g * a->group + h;
         const ampi_slope_sums dq = ampi_attention_dq(a, b, head, 0, s->queries, 0, n,
             r->sums + (2 * r->keys + h * s->queries) * ld);
         for (size_t i = 0; i < s->queries; i += rows) {
-            const ampi_interval seen = ampi_overlap(ampi_keys_of_block(s, b, i), j, j + keys);
+            const ampi_interval block = ampi_keys_of_block(s, b, i);
+            const ampi_interval seen = ampi_overlap(block, j, j + keys);
             const size_t from = seen.from, count = seen.to - from;
             rows = ampi_min_size(s->queries - i, AMPI_QUERIES);
             if (count == 0) continue;
             ampi_attention_tiles(a, r, b, head, i, rows, from, count);
-            ampi_attention_add_dkv(a, r, b, head, i, rows, count, column, &dk, &dv, from - j);
-            if (with_dq) ampi_attention_add_dq(a, r, b, head, rows, from, count, 0, &dq, i);
+            ampi_attention_add_dkv(a, r, b, head, i, rows, count, column, &dk, &dv, from - j,
+                add || !once);
+            if (with_dq)
+                ampi_attention_add_dq(a, r, b, head, rows, from, count, 0, &dq, i,
+                    add || from > block.from);
         }
     }
     ampi_slope_sums_end(&dk);
@@ -11568,12 +11623,16 @@ AMPI_FN void ampi_attention_all_task(const ampi_attention* a, size_t task,
         const ampi_attention_room* r) {
     const amp_attention_shape* s = &a->s;
     const size_t b = task / s->kv_heads, g = task % s->kv_heads, d = s->head_size;
+    const size_t ld = ampi_padded(d);
+    float* sums = r->sums + 2 * r->keys * ld;
     for (int end = 0; end < 2; end++) {
-        for (size_t h = 0; h < a->group; h++) {
-            const ampi_slope_sums dq = ampi_attention_dq(a, b, g * a->group + h, 0, s->queries, 0,
-                d, r->sums + (2 * r->keys + h * s->queries) * ampi_padded(d));
+        for (size_t i = 0; i < a->group * s->queries; i++) {
+            const size_t h = g * a->group + i / s->queries, q = i % s->queries;
+            const ampi_interval block = ampi_keys_of_block(s, b, q);
+            const ampi_slope_sums dq = ampi_attention_dq(a, b, h, q, 1, 0, d, sums + i * ld);
             if (end) ampi_slope_sums_end(&dq);
-            else ampi_slope_sums_begin(a, &dq);
+            else ampi_slope_sums_begin(a, &dq, block.from < block.to);
+            if (!end) ampi_attention_dots(a, b, h, q, 1, r->dots + i);
         }
         for (size_t j = 0; j < s->keys && !end; j += AMPI_KEYS)
             ampi_attention_keys(a, r, b, g, j, ampi_min_size(s->keys - j, AMPI_KEYS), 0, d, 1);
@@ -11605,11 +11664,13 @@ AMPI_FN void ampi_attention_dq_task(const ampi_attention* a, size_t task,
             const size_t rows = ampi_min_size(end - i, r->queries);
             const ampi_slope_sums dq = ampi_attention_dq(a, b, h, i, rows, c,
                 ampi_min_size(s->head_size - c, r->columns), r->sums);
-            ampi_slope_sums_begin(a, &dq);
+            const int add = a->accumulate & AMP_ACCUMULATE_INPUT;
+            ampi_slope_sums_begin(a, &dq, seen.from < seen.to);
             for (size_t j = seen.from; j < seen.to; j += keys) {
                 keys = ampi_min_size(AMPI_KEYS - j % AMPI_KEYS, seen.to - j);
                 ampi_attention_tiles(a, r, b, h, i, rows, j, keys);
-                ampi_attention_add_dq(a, r, b, h, rows, j, keys, c, &dq, 0);
+                ampi_attention_add_dq(a, r, b, h, rows, j, keys, c, &dq, 0,
+                    add || j > seen.from);
             }
             ampi_slope_sums_end(&dq);
         }
@@ -11624,7 +11685,7 @@ typedef enum ampi_attention_kind { AMPI_ATTENTION_Y, AMPI_ATTENTION_ALL, AMPI_AT
 typedef struct ampi_attention_pass {
     ampi_attention_work work;
     size_t tasks, queries, keys, columns;  /* as in ampi_attention_room */
-    size_t tiles, rows;                    /* tiles; rows of results */
+    size_t tiles, rows, dots;              /* tiles; rows of results; dots that are kept */
     size_t floats;
 } ampi_attention_pass;
 enum { AMPI_ATTENTION_STACK = 9216 };  /* floats of a pass on the stack, at most */
@@ -11647,8 +11708,10 @@ AMPI_FN ampi_attention_pass ampi_attention_pass_of(const ampi_attention* a,
 
     p.tiles = kind == AMPI_ATTENTION_Y ? 1 : 2;
     p.rows = by_keys ? 2 * p.keys : p.queries;
-    if (kind == AMPI_ATTENTION_ALL) p.rows += a->group * s->queries;
-    p.floats = p.tiles * p.queries * p.keys + p.rows * ampi_padded(p.columns);
+    p.dots = kind == AMPI_ATTENTION_ALL ? a->group * s->queries : 0;
+    p.rows += p.dots;
+    p.floats = p.tiles * p.queries * p.keys + p.rows * ampi_padded(p.columns)
+        + ampi_padded(p.dots);
     return p;
 }
 
@@ -11679,6 +11742,7 @@ AMPI_FN void ampi_attention_share(const ampi_attention* a, const ampi_attention_
     r.tile = memory;
     r.slopes = memory + (p->tiles - 1) * tile;
     r.sums = memory + p->tiles * tile;
+    r.dots = p->dots > 0 ? r.sums + p->rows * ampi_padded(p->columns) : NULL;
     r.queries = p->queries;
     r.keys = p->keys;
     r.columns = p->columns;
@@ -11912,12 +11976,6 @@ AMPI_FN void ampi_rope_factors(const ampi_rope* r, uint64_t position, float* own
         own[i] = own[i - d];
         other[i] = other[i - d];
     }
-}
-
-/* x = x * own + partner * other. */
-AMPI_KERNEL(ampi_rope_apply, (float* x, const float* partner, const float* own,
-        const float* other, size_t n), x, partner, own, other, n) {
-    AMPI_LOOP(x, n, ampi_fma(hw, x[i], own[i], partner[i] * other[i]));
 }
 
 /* n elements of a row, from element `at` on, whole heads. */

@@ -118,8 +118,8 @@ static int reference_query(const call* c, size_t b, size_t h, size_t i, double* 
         seen = 1;
     }
     if (!seen) return 0;
-    /* of the difference from the maximum, twice; of exp and the sum; of rescalings, at most one in 256 keys */
-    error = 2 * error + (8 + 4 * (double)(c->keys / 256)) * u;
+    /* of the difference from the maximum, twice; of exp and of a sum of 16 lanes of 16; of rescalings, one in 256 keys */
+    error = 2 * error + (28 + 4 * (double)(c->keys / 256)) * u;
     for (j = 0; j < c->keys; j++) if (sees(c, b, i, j)) sum += exp(s[j] - max);
     *lse = max + log(sum);
     *lse_error = error + (fabs(max) + fabs(*lse) + 2 * fabs(log(sum))) * u;
@@ -212,7 +212,7 @@ static void check_backward(const call* c, const rows old[3]) {
                     size += fabs(x);
                 }
                 for (j = 0; j < c->keys; j++)
-                    if (sees(c, b, i, j)) reference_pair(c, &o, b, h, i, j, dot, u * fabs(dot) + 1e-12 * size);
+                    if (sees(c, b, i, j)) reference_pair(c, &o, b, h, i, j, dot, (double)(c->s.head_size / 16 + 6) * u * size);
             }
     check_sums("dq", c, &c->dq, old ? &old[0] : NULL, o.dq, o.dq_error);
     check_sums("dk", c, &c->dk, old ? &old[1] : NULL, o.dk, o.dk_error);

@@ -99,6 +99,7 @@ typedef struct open_case {
     amp_pool2d_shape pool;
     amp_activation activation;
     amp_batch_norm_shape norm;
+    amp_attention_shape attention;
     amp_tensor tensor;
     amp_scaler scaler;
     amp_optimizer optimizer;
@@ -614,6 +615,45 @@ static void open_batch_norm_backward(const char* shape) {
     o->call = call_batch_norm_backward;
 }
 
+/* --- attention: BxTxHxD, and behind a colon 1 if causal; rows of heads, as a dense layer writes them --- */
+
+static amp_result call_attention(void) {
+    const open_case* o = &now_open;
+    return amp_attention_forward(&o->attention, amp_ref_of(o->a, o->type), amp_ref_of(o->b, o->type), amp_ref_of(o->c, o->type),
+        amp_ref_of(o->d, o->type), o->f, &o->exec);
+}
+static amp_result call_attention_both(void) {
+    const open_case* o = &now_open;
+    const size_t all = o->m * o->n;
+    const amp_result r = call_attention();
+    if (r != AMP_OK) return r;
+    return amp_attention_backward(&o->attention, amp_ref_of(o->a, o->type), amp_ref_of(o->a, o->type), amp_ref_of(o->b, o->type),
+        amp_ref_of(o->c, o->type), amp_ref_of(o->d, o->type), o->f, amp_ref_of(o->e, o->type),
+        amp_ref_of((char*)o->e + all * amp_dtype_size(o->type), o->type),
+        amp_ref_of((char*)o->e + 2 * all * amp_dtype_size(o->type), o->type), 0, &o->exec);
+}
+static void open_attention(const char* shape) {
+    open_case* o = &now_open;
+    amp_attention_shape* s = &o->attention;
+    unsigned batch, queries, heads, head_size;
+    if (sscanf(shape, "%ux%ux%ux%u:%d", &batch, &queries, &heads, &head_size, &s->causal) != 5) die("not B x T x H x D:CAUSAL", shape);
+    s->batch = batch; s->queries = queries; s->heads = heads; s->head_size = head_size;
+    o->m = s->batch * s->queries; o->n = s->heads * s->head_size;
+    o->a = low_array(o->m * o->n, 0); o->b = low_array(o->m * o->n, 0); o->c = low_array(o->m * o->n, 0);
+    o->d = low_array(o->m * o->n, 0);
+    o->f = f32_array(o->m * s->heads, 0);
+    workspace(amp_attention_workspace(s));
+    /* a causal one needs half of two products */
+    o->flops = (s->causal ? 2.0 : 4.0) * (double)o->m * (double)o->n * (double)s->queries;
+    o->call = call_attention;
+}
+static void open_attention_both(const char* shape) {
+    open_attention(shape);
+    now_open.e = low_array(3 * now_open.m * now_open.n, 0);
+    now_open.flops *= 3.5;              /* seven products */
+    now_open.call = call_attention_both;
+}
+
 /* --- softmax and cross-entropy: RxD; the loss and its gradient in one call --- */
 
 static amp_result call_softmax(void) {
@@ -809,6 +849,7 @@ typedef struct subject {
     "8x512x7x7:512x3x3:s1p1 8x64x28x28:128x3x3:s2p1 8x256x14x14:64x1x1:s1p0"
 
 #define WIDE_CONVOLUTIONS "*8x64x28x28:64x3x3:s1p1 8x256x14x14:256x3x3:s1p1 8x64x28x28:128x3x3:s2p1 8x256x14x14:64x1x1:s1p0"
+#define ATTENTIONS "16x64x12x64:1 *4x256x12x64:1 1x1024x12x64:1"
 #define FAST "f16-fast bf16-fast"
 
 static const subject subjects[] = {
@@ -838,6 +879,9 @@ static const subject subjects[] = {
     { "batch norm backward", "64x64x784 256x1024x1", "f32 f16 bf16", open_batch_norm_backward },
     { "softmax", "*4096x1000 65536x10", "f32 f16 bf16", open_softmax },
     { "cross-entropy, both ways", "*4096x1000 65536x10", "f32 f16 bf16", open_cross_entropy },
+    { "attention forward", ATTENTIONS " 1x1024x12x64:0", "f32 f16 bf16", open_attention },
+    { "attention, both ways", ATTENTIONS " 1x1024x12x64:0", "f32 f16 bf16", open_attention_both },
+    { "attention, both ways", ATTENTIONS, FAST, open_attention_both },
     { "gelu forward", "*4194304", "f32 f16 bf16", open_gelu },
     { "gelu backward", "4194304", "f32 f16 bf16", open_gelu_backward },
     { "relu forward", "4194304", "f32 f16 bf16", open_relu },

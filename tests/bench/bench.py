@@ -164,6 +164,19 @@ class Torch:
     def softmax(self, shape, dt):
         x = self.fill(*numbers(shape), dtype=dt)
         return lambda: self.t.softmax(x, 1)
+    # Heads lie side by side in a row, as a dense layer writes them.
+    def attention(self, shape, dt):
+        b, t, h, d, causal = numbers(shape)
+        q, k, v = (self.fill(b, t, h, d, dtype=dt).transpose(1, 2).requires_grad_() for _ in range(3))
+        return (q, k, v), lambda: self.t.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=bool(causal))
+    def attention_forward(self, shape, dt):
+        inputs, call = self.attention(shape, dt)
+        for x in inputs: x.requires_grad_(False)
+        return call
+    def attention_both_ways(self, shape, dt):
+        inputs, call = self.attention(shape, dt)
+        dy = self.fill(*inputs[0].transpose(1, 2).shape, dtype=dt).transpose(1, 2)
+        return lambda: self.t.autograd.grad(call(), inputs, dy)
     def cross_entropy_both_ways(self, shape, dt):
         r, d = numbers(shape)
         x, labels = self.fill(r, d, dtype=dt).requires_grad_(), self.t.arange(r) * 7 % d

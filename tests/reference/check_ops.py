@@ -53,6 +53,17 @@ class CrossEntropy(ctypes.Structure):
                 ("class_weights", ctypes.c_void_p), ("pixels", ctypes.c_size_t)]
 
 
+class Attention(ctypes.Structure):
+    _fields_ = [(k, ctypes.c_size_t) for k in (
+        "batch queries keys heads kv_heads head_size ldq ldk ldv ldy key_stride").split()] + [
+        ("causal", ctypes.c_int), ("window", ctypes.c_size_t), ("scale", ctypes.c_float), ("lengths", ctypes.c_void_p)]
+
+
+class Rope(ctypes.Structure):
+    _fields_ = [(k, ctypes.c_size_t) for k in "batch positions heads head_size width".split()] + [
+        ("theta", ctypes.c_float), ("interleaved", ctypes.c_int), ("offset", ctypes.c_size_t)]
+
+
 class BatchNorm(ctypes.Structure):
     _fields_ = [("n", ctypes.c_int), ("channels", ctypes.c_int), ("spatial", ctypes.c_int),
                 ("eps", ctypes.c_float), ("momentum", ctypes.c_float), ("frozen", ctypes.c_int)]
@@ -100,6 +111,7 @@ FORMS = {
     "activation_forward": ".rr..", "activation_backward": ".rrr0..",
     "leaky_relu_forward": "rr...", "leaky_relu_backward": "rrr0...",
     "softmax_forward": "rr...", "softmax_backward": "rrr0...", "dropout_forward": "rr.....", "add_forward": "rrr..",
+    "attention_forward": ".rrrr..", "attention_backward": ".rrrrr.rrr0.", "rope_forward": ".rr.", "rope_backward": ".rr0.",
     "mul_forward": "rrr...", "mul_backward": "rrrrr0...",
     "concat_forward": "r.r....", "concat_backward": "r..r....", "softmax_cross_entropy_forward": "r.s....",
     "softmax_cross_entropy_backward": "r.s..r...", "mse_forward": "rr...", "mse_backward": "rr..r..",
@@ -522,6 +534,65 @@ def test_softmax():
             check("softmax %dx%d dx" % (r, d), dx, ref[1], 2 * bound, dtype=t)
 
 
+def attend(causal, window, scale):
+    """PyTorch's attention of rows of heads; a window is a mask, as it has none."""
+    def f(q, k, v):
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        t, s = q.shape[2], k.shape[2]
+        behind = torch.arange(t)[:, None] + s - t - torch.arange(s)[None, :]
+        mask = (behind >= 0) & (behind < (window or s)) if causal else None
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale or None, enable_gqa=True).transpose(1, 2)
+    return f
+
+
+def test_attention():
+    for b, t, s, h, g, d, causal, window, scale in [
+            (2, 64, 64, 3, 3, 64, 0, 0, 0.0), (1, 70, 130, 4, 2, 32, 1, 0, 0.0), (2, 150, 150, 2, 1, 16, 1, 40, 0.0),
+            (1, 1, 300, 4, 1, 64, 1, 0, 0.0), (1, 33, 520, 2, 2, 80, 0, 0, 0.2), (1, 300, 300, 1, 1, 8, 1, 0, 0.0)]:
+        for dt in (F32, F16, BF16):
+            q, k, v, dy = (normal(b, n, m, d, dtype=dt) for n, m in ((t, h), (s, g), (s, g), (t, h)))
+            shape = Attention(b, t, s, h, g, d, 0, 0, 0, 0, 0, causal, window, scale, None)
+            y, lse, dq, dk, dv = empty(b, t, h, d, dtype=dt), empty(b, h, t), *(empty(*x.shape, dtype=dt) for x in (q, k, v))
+            call("amp_attention_forward", shape, q, enum(dt), k, enum(dt), v, enum(dt), y, enum(dt), lse, None)
+            call("amp_attention_backward", shape, dy, enum(dt), q, enum(dt), k, enum(dt), v, enum(dt), y, enum(dt), lse, dq, enum(dt),
+                 dk, enum(dt), dv, enum(dt), None)
+            f = attend(causal, window, scale)
+            ref = gradients(f, (q, k, v), dy)
+            # Scores are sums of d products. Weights, and gradients of scores, are rounded to the type; so is the y of the gradients.
+            top = float((q.double().abs().amax() * k.double().abs().amax())) * d * (scale or d**-0.5)
+            rounded = 0.0 if dt == F32 else 2 * EPS[dt]
+            error = U * (d * top + s + 64) + rounded
+            what = "attention %s %d %d" % ("f32 f16 bf16".split()[dt - 1], t, s)
+            check(what, y, ref[0], error * float(v.double().abs().amax()), dtype=dt)
+            for name, got, want, other in (("dq", dq, ref[1], k), ("dk", dk, ref[2], q), ("dv", dv, ref[3], dy)):
+                size = float(other.double().abs().amax()) * float(want.abs().amax() + 1)
+                check(what + " " + name, got, want, 4 * error * size * (t * h / g if name != "dq" else 1) ** 0.5, dtype=dt)
+
+
+def test_rope():
+    """The formula of Hugging Face's apply_rotary_pos_emb; interleaved: complex numbers, as Meta's."""
+    for b, t, h, d, theta, offset in [(2, 40, 3, 64, 10000.0, 0), (1, 7, 2, 6, 500000.0, 1000)]:
+        for interleaved in (0, 1):
+            for dt in (F32, F16, BF16):
+                x, dy = normal(b, t, h, d, dtype=dt), normal(b, t, h, d, dtype=dt)
+                angle = torch.outer(torch.arange(t).double() + offset, theta ** (-torch.arange(0, d, 2).double() / d))
+
+                def f(x):
+                    if interleaved:
+                        turn = torch.polar(torch.ones_like(angle), angle)[None, :, None, :]
+                        pairs = torch.view_as_complex(x.double().reshape(b, t, h, d // 2, 2))
+                        return torch.view_as_real(pairs * turn).reshape(b, t, h, d).to(x.dtype)
+                    cos, sin = (torch.cat((w, w), -1)[None, :, None, :].to(x.dtype) for w in (angle.cos(), angle.sin()))
+                    return x * cos + torch.cat((-x[..., d // 2:], x[..., :d // 2]), -1) * sin
+                y, dx = empty(b, t, h, d, dtype=dt), empty(b, t, h, d, dtype=dt)
+                shape = Rope(b, t, h, d, 0, theta, interleaved, offset)
+                call("amp_rope_forward", shape, x, enum(dt), y, enum(dt), None)
+                call("amp_rope_backward", shape, dy, enum(dt), dx, enum(dt), None)
+                ref = gradients(f, (x,), dy)
+                check("rope", y, ref[0], 8 * U * float(x.double().abs().amax()), dtype=dt)
+                check("rope dx", dx, ref[1], 8 * U * float(dy.double().abs().amax()), dtype=dt)
+
+
 def test_add_concat_dropout():
     for n in (1, 17, 5000):
         for at, bt, yt in [(F32, F32, F32), (F16, F16, F16), (BF16, F32, BF16), (F16, BF16, F32)]:
@@ -620,7 +691,7 @@ if __name__ == "__main__":
     lib = ctypes.CDLL(sys.argv[1])
     tests = [test_pool2d, test_upsample, test_batch_norm, test_layer_norm, test_rms_norm, test_group_norm,
              test_activation, test_leaky_relu, test_mul,
-             test_softmax, test_add_concat_dropout, test_losses]
+             test_softmax, test_attention, test_rope, test_add_concat_dropout, test_losses]
     for test in [test_gemm, test_linear, test_conv2d, test_conv_transpose2d] + tests:
         if test in tests or hasattr(lib, "amp_gemm"):
             test()
