@@ -14258,6 +14258,8 @@ typedef struct ampi_node {
     amp_pool2d_shape pool;
     amp_attention_shape attention;  /* with all positions; of a pass see ampi_run_attention */
     amp_rope_shape rope;            /* likewise */
+    void* cache;                 /* of an attention, while a text is written: keys of all positions,
+                                    then values; else NULL */
     amp_batch_norm_shape norm;   /* of a layer norm: eps */
     int groups;                  /* of a norm but batch norm: statistics of a row or image */
     float p;                     /* dropout: the share of elements that become 0; leaky ReLU: the
@@ -14300,6 +14302,7 @@ typedef struct ampi_pass {
     amp_batch data;
     const amp_seeds* seeds;     /* of the caller, while amp_backward runs; or NULL */
     size_t samples;
+    size_t past;                /* positions before those of the batch, known from caches */
     int has_lengths;            /* 1 = positions from data.lengths on do not count */
     size_t counted;             /* positions of all samples that do, where has_lengths is 1 */
     int training;
@@ -16664,6 +16667,29 @@ AMPI_FN amp_result ampi_run_custom(amp_model* m, const ampi_node* n, void* const
         dx ? "backward" : "forward", amp_result_string(r));
 }
 
+/* Elements of an attention's keys at a position, which are those of its values. */
+AMPI_FN size_t ampi_key_size(const ampi_node* n) {
+    return n->attention.kv_heads * n->attention.head_size;
+}
+
+/* The value of an attention in a text, one sequence: keys and values of the new positions go into
+   its cache, behind the past ones, and new queries see all. x: q, k and v of the new positions. */
+AMPI_FN amp_result ampi_attend_cached(amp_model* m, const ampi_node* n, amp_attention_shape s,
+        const amp_ref x[3]) {
+    const int rows = n->input_count == 1;
+    const size_t width = ampi_key_size(n), most = n->attention.keys;
+    const size_t ld = rows ? n->reads[0]->features : width;
+    const ampi_node* keys = n->reads[n->input_count - 1];
+    const amp_ref cache = amp_ref_of(n->cache, ampi_stored(keys));
+    const amp_ref values = ampi_from(cache, most * width);
+    const size_t at = m->pass.past * width;
+    AMPI_RUN(concat_backward, x[1], ld, 0, ampi_from(cache, at), width, s.keys, 0);
+    AMPI_RUN(concat_backward, x[2], ld, 0, ampi_from(values, at), width, s.keys, 0);
+    s.keys += m->pass.past;
+    s.ldk = s.ldv = width;
+    return ampi_run(attention_forward, &s, x[0], cache, values, ampi_output_of(n), NULL);
+}
+
 /* Attention forward or, where dx lists the gradients of its inputs (NULL = not wanted), backward:
    of rows [q|k|v], or of three inputs. Evaluation needs no lse. */
 AMPI_FN amp_result ampi_run_attention(amp_model* m, const ampi_node* n, void* const* dx) {
@@ -16684,6 +16710,7 @@ AMPI_FN amp_result ampi_run_attention(amp_model* m, const ampi_node* n, void* co
         if (gradient)
             to[i] = ampi_from(amp_ref_of(gradient, ampi_stored(in)), rows ? begin[i] : 0);
     }
+    if (n->cache) return ampi_attend_cached(m, n, s, x);
     if (!dx)
         return ampi_run(attention_forward, &s, x[0], x[1], x[2], ampi_output_of(n),
             m->pass.training ? (float*)n->saved : NULL);
@@ -16696,6 +16723,7 @@ AMPI_FN amp_rope_shape ampi_rope_of(const amp_model* m, const ampi_node* n) {
     amp_rope_shape s = n->rope;
     s.batch = m->pass.samples;
     s.positions = n->rows / s.batch;
+    s.offset = m->pass.past;
     return s;
 }
 
@@ -16867,7 +16895,8 @@ AMPI_FN amp_result ampi_forward_sequence(amp_model* m, const ampi_node* n, amp_r
         return ampi_run(rope_forward, &s, x, y);
     }
     for (size_t i = 0; i < count; i += each)
-        AMPI_RUN(add_forward, ampi_from(x, i), w, ampi_from(y, i), each);
+        AMPI_RUN(add_forward, ampi_from(x, i), ampi_from(w, m->pass.past * n->features),
+            ampi_from(y, i), each);
     return AMP_OK;
 }
 
@@ -18388,6 +18417,8 @@ typedef struct ampi_text {
     amp_generate_desc desc;
     size_t most;        /* positions of the model */
     size_t count;       /* tokens that it sees: the last ones of the text */
+    size_t known;       /* of them, those whose keys and values are in caches */
+    int caches;         /* 1 = there are caches, and positions see none behind them */
     int32_t* tokens;    /* [most] */
     float* row;         /* [features of logits] */
 } ampi_text;
@@ -18400,16 +18431,18 @@ AMPI_FN amp_result ampi_text_logits(ampi_text* t) {
     amp_batch b;
     AMPI_CLEAR(b);
     b.n = 1;
-    b.positions = (int)t->count;
-    b.inputs[0] = t->tokens;
+    b.positions = (int)(t->count - t->known);
+    b.inputs[0] = t->tokens + t->known;
     AMPI_TRY(ampi_check_batch(m, &b, "generate", 0 /* without targets */));
     ampi_start_pass(m, &b, 0 /* not training */);
+    m->pass.past = t->known;
     feholdexcept(&floats);
     amp_result r = ampi_load_inputs(m);
     if (r == AMP_OK) r = ampi_forward(m, n, 0 /* without losses */);
     if (r == AMP_OK) r = ampi_run(download, amp_f32(t->row),
         ampi_from(ampi_output_of(n), (n->rows - 1) * n->features), n->features);
     fesetenv(&floats);
+    if (r == AMP_OK && t->caches) t->known = t->count;
     return r;
 }
 
@@ -18431,10 +18464,12 @@ AMPI_FN int32_t ampi_text_draw(const ampi_text* t, uint64_t i) {
 }
 
 /* Puts a token behind those that the model sees; the first one leaves where there are as many as
-   positions. */
+   positions: all others get another place, and nothing is known. */
 AMPI_FN void ampi_text_add(ampi_text* t, int32_t token) {
-    if (t->count == t->most)
+    if (t->count == t->most) {
         memmove(t->tokens, t->tokens + 1, --t->count * sizeof *t->tokens);
+        t->known = 0;
+    }
     t->tokens[t->count++] = token;
 }
 
@@ -18477,6 +18512,37 @@ AMPI_FN amp_result ampi_text_check(ampi_text* t, amp_model* m, amp_value logits,
     return AMP_OK;
 }
 
+/* Does a position of n depend on others at most through attention to those before it? */
+AMPI_FN int ampi_is_causal(const ampi_node* n) {
+    if (ampi_is(n, CUSTOM) || !n->is_sequence) return 0;
+    return !ampi_is(n, ATTENTION) || n->attention.causal;
+}
+
+AMPI_FN void ampi_text_close_caches(ampi_text* t) {
+    amp_model* m = t->m;
+    AMPI_EACH_NODE(n) if (n->cache) {
+        m->backend->free(n->cache, &m->desc.allocator);
+        n->cache = NULL;
+    }
+}
+
+/* Gives each attention up to the logits a cache, if with caches a position needs no other pass;
+   without memory for all there are none. */
+AMPI_FN void ampi_text_open_caches(ampi_text* t) {
+    amp_model* m = t->m;
+    t->caches = 1;
+    AMPI_EACH_NODE(n)
+        if (n->time <= t->logits->time && !ampi_is_loss(n)) t->caches &= ampi_is_causal(n);
+    AMPI_EACH_NODE(n) {
+        if (!t->caches || !ampi_is(n, ATTENTION) || n->time > t->logits->time) continue;
+        const size_t bytes = 2 * t->most * ampi_key_size(n)
+            * ampi_type_size(ampi_stored(n->reads[n->input_count - 1]));
+        n->cache = m->backend->alloc(bytes, &m->desc.allocator);
+        t->caches = n->cache != NULL;
+    }
+    if (!t->caches) ampi_text_close_caches(t);
+}
+
 /* Draws token after token. */
 AMPI_FN amp_result ampi_text_grow(ampi_text* t, int32_t* out, int count) {
     amp_model* m = t->m;
@@ -18493,7 +18559,8 @@ AMPI_FN amp_result ampi_text_grow(ampi_text* t, int32_t* out, int count) {
     return AMP_OK;
 }
 
-/* Continues a text: the graph runs up to the logits once a token. */
+/* Continues a text: the graph runs up to the logits once a token, over that token alone where
+   caches know the others. */
 AMP_DEF amp_result amp_generate(amp_model* m, amp_value logits, const int32_t* prompt,
         int prompt_count, int32_t* out, int count, const amp_generate_desc* desc) {
     ampi_text t;
@@ -18504,8 +18571,12 @@ AMP_DEF amp_result amp_generate(amp_model* m, amp_value logits, const int32_t* p
     amp_result r = AMP_OK;
     if (!t.tokens || !t.row)
         r = ampi_model_fail(AMP_ERR_MEMORY, "generate: out of memory");
-    for (int i = 0; r == AMP_OK && i < prompt_count; i++) ampi_text_add(&t, prompt[i]);
-    if (r == AMP_OK) r = ampi_text_grow(&t, out, count);
+    else {
+        for (int i = 0; i < prompt_count; i++) ampi_text_add(&t, prompt[i]);
+        ampi_text_open_caches(&t);
+        r = ampi_text_grow(&t, out, count);
+        ampi_text_close_caches(&t);
+    }
     ampi_free(t.row, a);
     ampi_free(t.tokens, a);
     return r;

@@ -1,5 +1,6 @@
 /* test_generate.c - texts that a model continues: amp_generate beside amp_predict on the same tokens, draws beside the
    probabilities they come from, and refusals. */
+#define AMP_BACKEND_API
 #include "small_model.h"
 #include <math.h>
 
@@ -16,6 +17,51 @@ static speaker make_table(const float* table) {
     s.logits = amp_embedding(s.m, s.tokens, WORDS, WORDS);
     CHECK_MSG(amp_model_finalize(s.m) == AMP_OK, "%s", amp_model_error(s.m));
     CHECK(amp_model_write_param(s.m, amp_model_find_param(s.m, "embedding1.weight"), table) == AMP_OK);
+    return s;
+}
+
+/* Rows that dense layers have computed. */
+static size_t rows_computed;
+static amp_result counting_linear(amp_ref x, amp_ref w, amp_ref b, amp_ref y, size_t n, size_t in, size_t out, const amp_exec* exec) {
+    rows_computed += n;
+    return amp_linear_forward(x, w, b, y, n, in, out, exec);
+}
+static amp_result same_forward(const amp_custom_call* c) {
+    return amp_convert(c->y, c->x[0], (size_t)(c->n * c->positions) * DIM);
+}
+static const amp_custom_desc same = { .forward = same_forward };
+
+/* A transformer. how: 0 GPT-2, 1 Llama, whose second of two blocks sees a window, 2 positions see later ones, 3 an operator
+   of the user's might. */
+enum { CAUSAL_HOWS = 2, HOWS = 4 };
+static speaker make_transformer(int how, amp_level level, amp_dtype low) {
+    static amp_backend counting;
+    amp_model_desc d = model_desc(2, level, low);
+    amp_transformer_desc block;
+    amp_embedding_desc e;
+    amp_value x;
+    speaker s;
+    counting = *amp_cpu_backend();
+    counting.linear_forward = counting_linear;
+    counting.linear_relu_forward = NULL;
+    d.backend = &counting;
+    memset(&block, 0, sizeof block);
+    memset(&e, 0, sizeof e);
+    block.kind = how == 1 ? AMP_BLOCK_LLAMA : AMP_BLOCK_GPT2;
+    block.heads = 2; block.hidden = 16; block.sd = 0.5f; block.bidirectional = how == 2;
+    block.kv_heads = how == 1;
+    e.vocabulary = WORDS; e.features = DIM; e.init = AMP_INIT_NORMAL; e.sd = 1.0f;
+    s.m = new_model(&d);
+    s.tokens = amp_tokens(s.m, LONGEST);
+    x = amp_embedding_with(s.m, s.tokens, &e);
+    e.vocabulary = e.features = 0;
+    if (how != 1) x = amp_position_embedding_with(s.m, x, &e);
+    x = amp_transformer_block(s.m, x, &block);
+    if (how == 1) block.window = 3;
+    x = amp_transformer_block(s.m, x, &block);
+    if (how == 3) x = amp_custom(s.m, &x, 1, &same);
+    s.logits = amp_linear(s.m, amp_layer_norm(s.m, x), WORDS);
+    CHECK_MSG(amp_model_finalize(s.m) == AMP_OK, "%s", amp_model_error(s.m));
     return s;
 }
 
@@ -72,6 +118,33 @@ static void test_greedy(void) {
     check_greedy(&s, WORDS);
     check_greedy(&s, WORDS - 4);
     amp_model_destroy(s.m);
+}
+
+/* Transformers at each level, with a key-value cache where that is possible, write what they write without one. */
+static void test_transformers(void) {
+    static const struct { amp_level level; amp_dtype low; } runs[] = { { AMP_O0, AMP_F16 }, { AMP_O1, AMP_BF16 },
+        { AMP_O2, AMP_F16 }, { AMP_O2, AMP_BF16 }, { AMP_O3, AMP_F16 } };
+    const int32_t prompt[3] = { 3, 1, 4 };
+    int how, run, i;
+    for (how = 0; how < HOWS; how++)
+        for (run = 0; run < COUNT(runs); run++) {
+            speaker s = make_transformer(how, runs[run].level, runs[run].low);
+            amp_generate_desc d;
+            int32_t text[TEXT];
+            size_t each, expected = 0;
+            check_greedy(&s, WORDS);
+            /* Rows: all at first and where the oldest token leaves, else the new one. */
+            memset(&d, 0, sizeof d);
+            rows_computed = 0;
+            CHECK(amp_generate(s.m, s.logits, prompt, 1, text, 1, &d) == AMP_OK);
+            each = rows_computed;
+            for (i = 0; i < 7; i++) expected += i == 0 || i > 3 || how >= CAUSAL_HOWS ? (size_t)(i > 3 ? LONGEST : 3 + i) : 1;
+            rows_computed = 0;
+            CHECK(amp_generate(s.m, s.logits, prompt, 3, text, 7, &d) == AMP_OK);
+            CHECK_MSG(rows_computed == each * expected, "how %d: %lu rows, %lu a position", how, (unsigned long)rows_computed,
+                      (unsigned long)each);
+            amp_model_destroy(s.m);
+        }
 }
 
 /* Counts of draws are what the probabilities say, within five standard deviations; one seed gives one text. */
@@ -216,6 +289,7 @@ static void test_refusals(void) {
 int main(int argc, char** argv) {
     TEST_BEGIN(argc, argv);
     TEST(test_greedy);
+    TEST(test_transformers);
     TEST(test_draws);
     TEST(test_ties);
     TEST(test_callback);
