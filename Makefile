@@ -22,12 +22,15 @@ ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS)),0)
 MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 2)
 endif
 
-.PHONY: all demo lessons lessons-web lesson grade slides examples test test-bits test-avx512 bench bench-quick bench-old budget bench-counts coverage mutants mutants-emu check test-emu
+.PHONY: all demo gpt lessons lessons-web lesson grade slides examples test test-bits test-avx512 bench bench-quick bench-old budget bench-counts coverage mutants mutants-emu check test-emu
 .PHONY: cuda cuda-report test-cuda bench-cuda demo-cuda demo-mpi clean help
 all: examples demo-program
 
 demo: $(B)/demo ## train LeNet-5 in FP32 and in mixed precision, side by side; DATA=dir reads MNIST files
 	@$(B)/demo $(if $(DATA),"$(DATA)")
+
+gpt: $(B)/gpt ## train a small GPT on a text; DATA=file reads one; GPT="O1 bf16 --steps 5000": options of examples/gpt.c
+	@$(B)/gpt --svg $(B)/gpt.svg $(GPT) $(if $(DATA),"$(DATA)")
 
 # The course. Tables are kept in build/lessons, pictures and the page in LESSONS_TO.
 LESSONS    := $(sort $(patsubst examples/lessons/%.c,%,$(wildcard examples/lessons/[0-9]*.c)))
@@ -153,12 +156,12 @@ $(B)/impl.o: tests/impl.c amp.h | $(B)
 
 # With threads, where the compiler has OpenMP.
 BENCH_CFLAGS = -O2 -fopenmp
-$(B)/bench: tests/bench/bench.c tests/bench/networks.h amp.h examples/gpt.h examples/chart.h | $(B)
+$(B)/bench: tests/bench/bench.c $(wildcard tests/bench/*.h) amp.h examples/chart.h | $(B)
 	@$(CC) $(STRICT) $(BENCH_CFLAGS) $< -o $@ $(LDLIBS) 2> $@.log || $(CC) $(STRICT) -O2 $< -o $@ $(LDLIBS)
 
 # Compiled beside impl.o, then linked with it.
 .SECONDARY:
-$(B)/test_%.o: tests/test_%.c $(wildcard tests/*.h examples/*.h) amp.h | $(B)
+$(B)/test_%.o: tests/test_%.c $(wildcard tests/*.h tests/bench/gpt.h examples/*.h) amp.h | $(B)
 	$(CC) $(STRICT) $(CFLAGS) $(FMA) -c $< -o $@
 
 $(B)/test_%: $(B)/test_%.o $(B)/impl.o
@@ -180,7 +183,7 @@ $(B)/lessons/12_same_bits: examples/lessons/12_same_bits.c amp.h $(wildcard exam
 	@$(CC) $(STRICT) $(CFLAGS) -fopenmp $< -o $@ $(LDLIBS) 2> $@.log || $(CC) $(STRICT) $(CFLAGS) $< -o $@ $(LDLIBS)
 
 # The GPU's benchmark, to be tried with --tiny.
-$(B)/emu$(EMU_ARCH)_bench: tests/bench/bench_cuda.cu $(wildcard tests/bench/*.h tests/emu/*.h) examples/gpt.h amp.h amp_cuda.cuh $(B)/emu.o $(B)/emu$(EMU_ARCH)_impl.o
+$(B)/emu$(EMU_ARCH)_bench: tests/bench/bench_cuda.cu $(wildcard tests/bench/*.h tests/emu/*.h) amp.h amp_cuda.cuh $(B)/emu.o $(B)/emu$(EMU_ARCH)_impl.o
 	$(CXX) $(EMU_FLAGS) -std=c++17 -DAMP_EMU_ARCH=$(EMU_ARCH) -x c++ $< -x none $(B)/emu.o $(B)/emu$(EMU_ARCH)_impl.o -o $@ $(LDLIBS)
 
 # A user compiles an example alone, as README shows. Here it leaves out the implementation, as if it had been included

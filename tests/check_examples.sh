@@ -7,7 +7,8 @@ built() { # built EXAMPLE PROGRAM
     ${CC:-cc} -std=c99 -O2 -Wall -Wextra -pedantic -DAMPI_IMPLEMENTATION_ONCE -Iexamples -Iexamples/lessons $1.c \
         build/impl.o -o $out/$2 -lm || exit 1
 }
-for e in train_small fit_lenet own_loop_fp32 own_loop gpt manual_lenet report custom gan fgsm; do
+built examples/gpt gpt
+for e in train_small fit_lenet own_loop_fp32 own_loop manual_lenet report custom gan fgsm; do
     built examples/$e $e
     $out/$e > $out/printed.txt && [ -s $out/printed.txt ] || { echo "$e printed nothing or failed"; exit 1; }
 done
@@ -57,8 +58,8 @@ spoilt() { # spoilt EXAMPLE SETTING VALUE
     [ -s $out/spoilt.err ] || { echo "$1 did not say why it failed with $3"; exit 1; }
 }
 spoilt report 'growth_interval = 50' 'growth_interval = -50'
-spoilt gpt 'STEPS = 600' 'STEPS = 20'
-spoilt gpt 'growth_interval = 100' 'growth_interval = -100'
+spoilt gpt '\.lr = 1e-3f' '.lr = -1e-3f'
+spoilt gpt '\.heads = HEADS' '.heads = 5'
 spoilt own_loop '\.kind = AMP_ADAMW' '.kind = AMP_ADAMW, .beta1 = 2.0f'
 spoilt own_loop 'growth_interval = 100' 'growth_interval = -100'
 spoilt train_small '\.batch = 256' '.batch = -1'
@@ -72,35 +73,35 @@ spoilt lessons/04_scale '\.init_scale = scale' '.init_scale = -scale'
 spoilt lessons/06_masters '\.momentum = 0\.9f' '.momentum = -0.9f'
 spoilt lessons/08_levels '\.batch = BATCH, \.seed' '.batch = -1, .seed'
 spoilt lessons/12_same_bits '\.lr = 0\.12f' '.lr = -0.12f'
-# A gpt that was stopped somewhere goes on from its checkpoint, and writes what it would have written.
-stopped() { # stopped FILE ARGUMENT...: gpt, killed when it has kept something in the file, or in the end
-    rm -f "$1"; file=$1; shift
-    $out/gpt "$@" > $out/gpt.txt 2>&1 & gpt=$!
-    while kill -0 $gpt 2> /dev/null && [ ! -s "$file" ]; do sleep 0.1; done
-    kill -KILL $gpt 2> /dev/null
-    wait $gpt 2> /dev/null
-    [ -s "$file" ] || { echo "gpt kept nothing"; exit 1; }
-}
-stopped $out/gpt.kept README.md $out/gpt.kept
-$out/gpt README.md $out/gpt.kept | sed -n '/steps skipped/,$p' > $out/gpt.resumed
-$out/gpt README.md | sed -n '/steps skipped/,$p' > $out/gpt.whole
-[ -s $out/gpt.kept ] && [ -s $out/gpt.whole ] && cmp -s $out/gpt.resumed $out/gpt.whole ||
+# A gpt that was stopped somewhere goes on from its checkpoint, and ends with the weights and the text that it would have had.
+rm -f $out/gpt.kept
+$out/gpt --steps 300 --keep $out/gpt.kept README.md > $out/gpt.txt 2>&1 & gpt=$!
+while kill -0 $gpt 2> /dev/null && [ ! -s $out/gpt.kept ]; do sleep 0.1; done
+kill -KILL $gpt 2> /dev/null
+wait $gpt 2> /dev/null
+[ -s $out/gpt.kept ] || { echo "gpt kept nothing"; exit 1; }
+text_of() { sed -e '/^step/d' -e 's/, [0-9]* tokens.s//' "$1"; }
+$out/gpt --steps 300 --keep $out/gpt.kept README.md > $out/gpt.resumed || exit 1
+$out/gpt --steps 300 --svg $out/gpt.svg README.md > $out/gpt.whole || exit 1
+[ "$(text_of $out/gpt.resumed)" = "$(text_of $out/gpt.whole)" ] ||
     { echo "gpt does not go on as if it had never stopped"; exit 1; }
+grep -q '^GPT O2 f16: val [23]\.[0-9]* after 300 steps' $out/gpt.whole || { echo "gpt learns nothing"; cat $out/gpt.whole; exit 1; }
+grep -q '</svg>' $out/gpt.svg || { echo "gpt wrote no picture"; exit 1; }
 refuses() { # one line on stderr, nothing on stdout, status not 0
     "$@" > $out/refused.out 2> $out/refused.err && { echo "accepted: $*"; exit 1; }
     [ "$(wc -l < $out/refused.err)" -eq 1 ] || { echo "$*: not one line:"; cat $out/refused.err; exit 1; }
     [ ! -s $out/refused.out ] || { echo "$*: refused too late"; exit 1; }
 }
-# It goes on in no other type and with no other alphabet, as large a one or a smaller one.
-stopped $out/gpt.bf16 bf16 README.md $out/gpt.bf16
-refuses $out/gpt f32 README.md $out/gpt.bf16
-tr x '\001' < README.md > $out/other.txt
-refuses $out/gpt $out/other.txt $out/gpt.kept
+# It goes on at no other level and with no other number of letters.
+refuses $out/gpt O0 --keep $out/gpt.kept README.md
 tr -d x < README.md > $out/other.txt
-refuses $out/gpt $out/other.txt $out/gpt.kept
-refuses $out/gpt f16 README.md $out/gpt.kept more
+refuses $out/gpt --keep $out/gpt.kept $out/other.txt
+head -c 500 README.md > $out/short.txt
+refuses $out/gpt $out/short.txt
+refuses $out/gpt $out/no-such-file
+refuses $out/gpt f16 README.md another
+refuses $out/gpt --steps 0
 refuses $out/gpt --no-such-option
-$out/gpt --help | grep -q '^usage: gpt ' || { echo "gpt --help does not say how it is used"; exit 1; }
 rm -f build/demo.svg
 build/demo --steps 20 > $out/demo.txt || exit 1
 grep -q '</svg>' build/demo.svg || { echo "the demo wrote no picture"; exit 1; }

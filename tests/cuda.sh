@@ -98,7 +98,7 @@ here() {
 # Each source by itself, as many at a time as there are processors, if one of the files has changed since.
 objects() {
     mkdir -p "$D"
-    sum=$(cat amp.h amp_cuda.cuh examples/gpt.h tests/*.h tests/impl_cuda.cu tests/emu/*.h tests/emu/*.cpp tests/bench/*.h \
+    sum=$(cat amp.h amp_cuda.cuh tests/*.h tests/impl_cuda.cu tests/emu/*.h tests/emu/*.cpp tests/bench/*.h \
           tests/bench/*.cu | cksum)
     [ "$(cat "$D/sum" 2> /dev/null)" != "$sum" ] || return 0
     # shellcheck disable=SC2016

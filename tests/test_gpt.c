@@ -1,7 +1,7 @@
 /* test_gpt.c - the examples' GPT beside one in plain loops and double precision: the loss and, by finite differences of
    that one, the gradient of every parameter; then half and bfloat16 beside FP32. */
 #include "../amp.h"
-#include "../examples/gpt.h"
+#include "bench/gpt.h"
 #include "test.h"
 
 enum { B = 2, T = 5, C = 8, HEADS = 2, BLOCKS = 2, V = 11, D = C / HEADS, R = B * T };

@@ -20,7 +20,7 @@
 #define AMP_IMPLEMENTATION
 #include "../../amp.h"
 #include "../../examples/chart.h"
-#include "../../examples/gpt.h"
+#include "gpt.h"
 #include "networks.h"
 #include <stdio.h>
 #include <stdlib.h>

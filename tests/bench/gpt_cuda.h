@@ -1,11 +1,11 @@
-/* gpt_cuda.h - the GPT of examples/gpt.h on a GPU: another backend for its operators, products in batches and kernels
+/* gpt_cuda.h - the GPT of tests/bench/gpt.h on a GPU: another backend for its operators, products in batches and kernels
    for its loops. */
 #ifndef GPT_CUDA_H
 #define GPT_CUDA_H
 
 /* The arrays of the network are in device memory, as the tokens are. */
 #define GPT_DEVICE
-#include "../../examples/gpt.h"
+#include "gpt.h"
 
 /* The batch's rows in the order of their tokens: those of one token are of_token[first[i]] up to [first[i + 1] - 1]. */
 struct gpt_cuda : gpt { int32_t *of_token, *first; size_t distinct; };

@@ -1,5 +1,5 @@
 /* networks.h - the networks that bench.c trains on the CPU and bench_cuda.cu on a GPU, written once; networks.py builds
-   the same ones in PyTorch from the tables here. Include amp.h and examples/gpt.h first. */
+   the same ones in PyTorch from the tables here. Include amp.h and tests/bench/gpt.h first. */
 #ifndef NETWORKS_H
 #define NETWORKS_H
 
