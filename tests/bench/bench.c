@@ -753,19 +753,20 @@ static void open_average_pool_backward(const char* shape) {
     open_pool_backward(shape);
 }
 
-/* --- a training step with Adam: BATCH, or the widths of a dense network and the batch, 784x512x512x10:256. F32 is O0,
+/* --- a training step: BATCH, or the widths of a dense network and the batch, 784x512x512x10:256. F32 is O0,
    F16 and BF16 are O1, which is what PyTorch's autocast does --- */
 
 static amp_result call_train(void) { return amp_train_step(now_open.model, &now_open.batch, NULL); }
 
-static amp_model* new_model(int batch) {
+static amp_model* new_model(int batch, amp_optimizer_kind kind) {
     amp_model_desc d;
     amp_model* m;
     memset(&d, 0, sizeof d);
     d.batch = batch;
     d.precision.level = now_open.type == AMP_F32 ? AMP_O0 : AMP_O1;
     if (now_open.type != AMP_F32) d.precision.low_dtype = now_open.type;
-    d.optimizer.kind = AMP_ADAM;
+    d.optimizer.kind = kind;
+    if (kind == AMP_ADAMW) d.optimizer.weight_decay = 0.01f;
     d.sums = now_open.exec.sums;
     if (amp_model_create(&m, &d) != AMP_OK) die("no model", "");
     return m;
@@ -786,12 +787,12 @@ static void open_mlp(const char* shape) {
     building b;
     if (sscanf(shape, "%dx%dx%dx%d:%d", &width[0], &width[1], &width[2], &width[3], &batch) != 5)
         die("not a dense network", shape);
-    b = building_begin(new_model(batch), batch, width[0], 1);
+    b = building_begin(new_model(batch, AMP_ADAM), batch, width[0], 1);
     train_on(&b, building_dense(&b, width, 4), width[3], (size_t)width[0]);
 }
 static void open_lenet(const char* shape) {
     const int batch = (int)count_of(shape);
-    building b = building_begin(new_model(batch), batch, 1, 28);
+    building b = building_begin(new_model(batch, AMP_ADAM), batch, 1, 28);
     train_on(&b, building_lenet(&b), 10, 28 * 28);
 }
 /* A convolutional network: NAME:BATCH. */
@@ -801,13 +802,28 @@ static void open_network(const char* shape) {
     const network* n = sscanf(shape, "%31[^:]:%d", name, &batch) == 2 ? network_named(name) : NULL;
     building b;
     if (!n) die("no such network", shape);
-    b = building_begin(new_model(batch), batch, 3, n->side);
+    b = building_begin(new_model(batch, AMP_ADAM), batch, 3, n->side);
     train_on(&b, building_network(&b, n, 1), n->classes, (size_t)(3 * n->side * n->side));
 }
 
-/* --- a training step of GPT-2 with AdamW: BATCHxTOKENS; F16 has a loss scaler --- */
+/* --- a training step of GPT-2 with AdamW: BATCHxTOKENS; F16 has a loss scaler. In the graph, and by hand --- */
 
-static amp_result call_gpt2(void) {
+static void open_gpt2(const char* shape) {
+    open_case* o = &now_open;
+    gpt_shape s;
+    rows_of(shape);
+    s = gpt2_shape(o->m, o->n, o->type);
+    o->model = new_model((int)o->m, AMP_ADAMW);
+    amp_softmax_cross_entropy(o->model, building_gpt2(o->model, &s));
+    if (amp_model_finalize(o->model) != AMP_OK) die("no model", amp_model_error(o->model));
+    o->batch.n = (int)o->m;
+    o->batch.inputs[0] = labels_of(o->m * o->n, s.vocabulary);
+    o->batch.targets[0] = labels_of(o->m * o->n, s.vocabulary);
+    o->flops = gpt_flops(&s);
+    o->call = call_train;
+}
+
+static amp_result call_gpt2_by_hand(void) {
     open_case* o = &now_open;
     amp_scaler* scaler = o->type == AMP_F16 ? &o->scaler : NULL;
     float loss_scale = 1.0f;
@@ -819,7 +835,7 @@ static amp_result call_gpt2(void) {
     r = amp_optimizer_step(&o->optimizer, scaler, NULL);
     return r == AMP_OK && scaler ? amp_scaler_update(scaler) : r;
 }
-static void open_gpt2(const char* shape) {
+static void open_gpt2_by_hand(const char* shape) {
     open_case* o = &now_open;
     gpt_shape s;
     amp_optimizer_desc d;
@@ -834,7 +850,7 @@ static void open_gpt2(const char* shape) {
     o->tokens = labels_of(o->m * o->n, s.vocabulary);
     o->labels = labels_of(o->m * o->n, s.vocabulary);
     o->flops = gpt_flops(&s);
-    o->call = call_gpt2;
+    o->call = call_gpt2_by_hand;
 }
 
 /* --- all of them; a star marks the short list --- */
@@ -899,8 +915,9 @@ static const subject subjects[] = {
     { "train mlp", "*784x512x512x10:256 784x2048x2048x10:256", FAST, open_mlp },
     { "train network", "*stack:16 *residual:16 *separable:16 *bottleneck:16", "f32 f16 bf16 bf16-fast", open_network },
     { "train network", "vgg16:16 resnet34_32:8", "f32 bf16 bf16-fast", open_network },    /* half takes PyTorch minutes */
-    { "train gpt2", "*4x64", "f32 f16 bf16", open_gpt2 },
-    { "train gpt2", "*4x64", FAST, open_gpt2 }
+    { "train gpt2", "*4x64 1x1024", "f32 f16 bf16", open_gpt2 },
+    { "train gpt2", "*4x64", FAST, open_gpt2 },
+    { "train gpt2 by hand", "4x64", "f32 f16 bf16", open_gpt2_by_hand }
 };
 
 /* ---------------------------------------------------------------------------------------- */
