@@ -362,6 +362,41 @@ static amp_result try_pool(void) {
         amp_ref_of(out(nx, dt), dt), 0, some_exec(0));
 }
 
+/* --- attention ------------------------------------------------------------------------------------- */
+
+static amp_result try_attention(void) {
+    const int backward = (int)below(2), add = some_sums();
+    const amp_dtype qt = some_type(), kt = like(qt), vt = like(kt), yt = like(qt), gt = like(qt);
+    amp_attention_shape s;
+    size_t rows, keys, lse;
+    void *q, *k, *v, *y, *dy;
+    memset(&s, 0, sizeof s);
+    s.batch = 1 + below(3); s.kv_heads = 1 + below(2); s.heads = s.kv_heads * (1 + below(3));
+    s.queries = 1 + below(below(3) ? 70 : 200); s.keys = 1 + below(below(3) ? 70 : 600); s.head_size = 1 + below(below(3) ? 40 : 80);
+    s.causal = (int)below(2); s.window = s.causal && below(2) ? 1 + below(90) : 0;
+    s.ldq = s.heads * s.head_size + below(3); s.ldk = s.kv_heads * s.head_size + below(3); s.ldv = s.kv_heads * s.head_size;
+    s.ldy = s.heads * s.head_size; s.key_stride = s.keys + below(3);
+    sprintf(what, "attention %s %lux%lux%lu heads %lu/%lu of %lu causal %d window %lu types %d%d%d%d%d",
+            backward ? add ? "backward added" : "backward" : "forward", (unsigned long)s.batch, (unsigned long)s.queries,
+            (unsigned long)s.keys, (unsigned long)s.heads, (unsigned long)s.kv_heads, (unsigned long)s.head_size, s.causal,
+            (unsigned long)s.window, qt, kt, vt, yt, gt);
+    rows = s.batch * s.queries; keys = (s.batch - 1) * s.key_stride + s.keys; lse = rows * s.heads;
+    q = in(rows * s.ldq, qt); k = in(keys * s.ldk, kt); v = in(keys * s.ldv, vt);
+    if (!backward) {
+        y = out(rows * s.ldy, yt);
+        return amp_attention_forward(&s, amp_ref_of(q, qt), amp_ref_of(k, kt), amp_ref_of(v, vt), amp_ref_of(y, yt),
+            (float*)maybe(lse, AMP_F32, OUTPUT), some_exec(amp_attention_workspace(&s)));
+    }
+    y = in(rows * s.ldy, yt); dy = in(rows * s.ldy, yt);
+    {
+        const float* saved = in_f(lse);
+        void *dq = maybe(rows * s.ldq, gt, OUTPUT), *dk = maybe(keys * s.ldk, gt, OUTPUT), *dv = maybe(keys * s.ldv, gt, OUTPUT);
+        return amp_attention_backward(&s, amp_ref_of(dy, yt), amp_ref_of(q, qt), amp_ref_of(k, kt), amp_ref_of(v, vt),
+            amp_ref_of(y, yt), saved, amp_ref_of(dq, gt), amp_ref_of(dk, gt), amp_ref_of(dv, gt), add,
+            some_exec(amp_attention_workspace(&s)));
+    }
+}
+
 /* --- norms, rows, elements, losses ------------------------------------------------------------------- */
 
 static amp_result try_batch_norm(void) {
@@ -634,7 +669,7 @@ static int settle(void) {
 static void run(unsigned long seed, amp_isa isa, int threads) {
     static amp_result (*const parts[])(void) = {
         try_gemm, try_gemm, try_gemm, try_gemm, try_batched, try_linear, try_linear, try_conv, try_conv, try_conv, try_conv, try_pool,
-        try_batch_norm, try_rows, try_rows, try_elements, try_losses, try_convert, try_stats, try_scaler, try_optimizer
+        try_batch_norm, try_rows, try_rows, try_attention, try_elements, try_losses, try_convert, try_stats, try_scaler, try_optimizer
     };
     amp_result r;
     test_seed = seed * 0x9e3779b97f4a7c15ull;
