@@ -40,38 +40,38 @@ class Config(ctypes.Structure):
     _fields_ += [(n, ctypes.c_float) for n in ("eps", "theta", "lr", "weight_decay", "adam_eps", "scale")]
 
 
-COMMON = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None, attn_implementation="eager", vocab_size=VOCABULARY,
-              initializer_range=0.2)
+COMMON = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None, attn_implementation="eager", vocab_size=VOCABULARY)
 
 
-def gpt2():
+def gpt2(sd=0.2):
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(
-        n_positions=T, n_embd=32, n_layer=2, n_head=4, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **COMMON))
+        n_positions=T, n_embd=32, n_layer=2, n_head=4, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, initializer_range=sd,
+        **COMMON))
 
 
-def llama():
+def llama(sd=0.2):
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(
         hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=T, rms_norm_eps=1e-5, **COMMON))
+        max_position_embeddings=T, rms_norm_eps=1e-5, initializer_range=sd, **COMMON))
 
 
-def tied_llama():
+def tied_llama(sd=0.2):
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(
         hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=1,
         max_position_embeddings=T, rms_norm_eps=1e-6, tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "rope_theta": 500.0}, **COMMON))
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0}, initializer_range=sd, **COMMON))
 
 
-def mistral():
+def mistral(sd=0.2):
     return transformers.MistralForCausalLM(transformers.MistralConfig(
         hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, head_dim=8,
-        max_position_embeddings=LONGER, rms_norm_eps=1e-6, sliding_window=6, **COMMON))
+        max_position_embeddings=LONGER, rms_norm_eps=1e-6, sliding_window=6, initializer_range=sd, **COMMON))
 
 
-def bert():
+def bert(sd=0.2):
     return transformers.BertForTokenClassification(transformers.BertConfig(
         hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=T,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_labels=11, **COMMON))
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_labels=11, initializer_range=sd, **COMMON))
 
 
 # Name, their model, and what ours needs to know beside sizes.
@@ -375,7 +375,7 @@ def trajectory(lib, which):
 
 
 def blocks(lib, which):
-    """amp_transformer_block has the bits of the same layers one by one."""
+    """amp_transformer_block has the bits of the same layers one by one, and starts as theirs do."""
     single, _ = twins(which, 11)
     d = Data(which, 11, lengths=[LONGER, 6, 2])
     for level, low in CASES:
@@ -386,6 +386,14 @@ def blocks(lib, which):
         check((each.predict(d) == whole.predict(d)).all(), f"{text}: whole blocks give other logits than their layers")
         check(each.step(d) == whole.step(d), f"{text}: whole blocks give another loss")
         check(all((g == whole.gradients[n]).all() for n, g in each.gradients.items()), f"{text}: whole blocks give other gradients")
+    first = MODELS[which][1](sd=0.02)
+    ours = Ours(lib, which, whole=1).weights
+    for n, a in tensors(which, first, lambda p: p).items():
+        if ".h." not in n and ".layers." not in n:
+            continue
+        sd, few = a.std(), 5 / (2 * a.size) ** 0.5      # five times the error of a standard deviation, in each
+        check(abs(ours[n].std() - sd) <= 2 * few * sd and abs(ours[n].mean() - a.mean()) <= 10 * sd / a.size ** 0.5,
+              f"{MODELS[which][0]}: {n} starts with mean {ours[n].mean():.3g} and sd {ours[n].std():.3g}, theirs {a.mean():.3g}, {sd:.3g}")
 
 
 def files(lib, which):
@@ -460,6 +468,7 @@ def filled(lib, which):
     check(abs(loss - truth) <= 1e-6 * truth, f"{name}: loss {loss} of a filled vocabulary, in float64 {truth}")
     check(correct == (wanted.argmax(-1) == d.labels).sum(), f"{name}: {correct} right of a filled vocabulary")
     ours.step(d)
+    ours.step(d)        # in memory that a step has used
     wanted_g, g = without_key_biases(which, tensors(which, double, lambda p: p.grad)), without_key_biases(which, dict(ours.gradients))
     for n, a in g.items():
         extra = a[wanted_g[n].size:]

@@ -65,6 +65,7 @@ static amp_value shim_whole_block(shim_text* t, amp_value x, const char* format,
     d.kind = t->c.kind == SHIM_LLAMA ? AMP_BLOCK_LLAMA : AMP_BLOCK_GPT2;
     d.heads = t->c.heads; d.kv_heads = t->c.kv_heads; d.window = t->c.window; d.hidden = t->c.hidden;
     d.eps = t->c.eps; d.theta = t->c.theta; d.name = name;
+    d.layers = d.kind == AMP_BLOCK_GPT2 ? t->c.blocks : 0;
     return amp_transformer_block(t->m, x, &d);
 }
 
