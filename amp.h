@@ -633,6 +633,10 @@ AMP_DEF amp_result amp_concat_forward(amp_ref x, size_t d, amp_ref y, size_t d_t
 AMP_DEF amp_result amp_concat_backward(amp_ref y, size_t d_total, size_t column, amp_ref x,
     size_t d, size_t rows, int accumulate, const amp_exec* exec);
 
+/* y[N,columns,rows] = x[N,rows,columns], each of n matrices transposed and converted. */
+AMP_DEF amp_result amp_transpose_forward(amp_ref x, amp_ref y, size_t n, size_t rows,
+    size_t columns, const amp_exec* exec);
+
 /* Row i of y[N,D] is row tokens[i] of w[V,D], converted. A token outside of 0..V-1 is
    AMP_ERR_ARGUMENT. */
 AMP_DEF amp_result amp_embedding_forward(const int32_t* tokens, amp_ref w, amp_ref y, size_t n,
@@ -793,7 +797,9 @@ AMP_DEF amp_result amp_bce_with_logits_backward(amp_ref x, amp_ref target,
     X(GROUP_NORM, "group_norm", FP32,    FP32,    NORM,   INPUT,  NONE) \
     X(INSTANCE_NORM, "instance_norm", FOLLOW, FP32, NORM, INPUT,  NONE) \
     X(ATTENTION,  "attention",  LOW,     LOW,     PLAIN,  BOTH,   NONE) \
-    X(ROPE,       "rope",       FOLLOW,  LOW,     PLAIN,  NONE,   BOTH)
+    X(ROPE,       "rope",       FOLLOW,  LOW,     PLAIN,  NONE,   BOTH) \
+    X(TO_POSITIONS, "to_positions", FOLLOW, FOLLOW, DATA, NONE,   NONE) \
+    X(TO_IMAGE,   "to_image",   FOLLOW,  FOLLOW,  DATA,   NONE,   NONE)
 #define AMPI_X(name, ...) AMP_OP_##name,
 typedef AMPI_ENUM(amp_op) { AMP_OP_LIST(AMPI_X) } amp_op;
 #undef AMPI_X
@@ -1590,6 +1596,10 @@ AMP_DEF amp_value amp_attention_qkv(amp_model* m, amp_value q, amp_value k, amp_
     const amp_attention_desc* desc);
 /* Turns heads by their position, see amp_rope_shape. */
 AMP_DEF amp_value amp_rope(amp_model* m, amp_value x, const amp_rope_desc* desc);
+/* An image [C,H,W] as H*W positions of C features, row by row; and back, whose batches have all
+   positions. */
+AMP_DEF amp_value amp_to_positions(amp_model* m, amp_value image);
+AMP_DEF amp_value amp_to_image(amp_model* m, amp_value x, int height, int width);
 /* Layers that are a block of a transformer, and its last one's value. */
 AMP_DEF amp_value amp_transformer_block(amp_model* m, amp_value x,
     const amp_transformer_desc* desc);
@@ -2322,6 +2332,7 @@ struct amp_backend {
     AMPI_ENTRY(mul_backward, amp_ref, amp_ref, amp_ref, amp_ref, amp_ref, int, size_t, size_t)
     AMPI_ENTRY(concat_forward, amp_ref, size_t, amp_ref, size_t, size_t, size_t)
     AMPI_ENTRY(concat_backward, amp_ref, size_t, size_t, amp_ref, size_t, size_t, int)
+    AMPI_ENTRY(transpose_forward, amp_ref, amp_ref, size_t, size_t, size_t)
     AMPI_ENTRY(embedding_forward, const int32_t* tokens, amp_ref, amp_ref, size_t, size_t, size_t)
     AMPI_ENTRY(embedding_backward, amp_ref, const int32_t* tokens, amp_ref, int, size_t, size_t,
         size_t)
@@ -9468,6 +9479,38 @@ AMP_DEF amp_result amp_concat_backward(amp_ref y, size_t d_total, size_t column,
     AMPI_DONE_OP;
 }
 
+/* A tile of the transpose of one matrix, from row r and column c of x on. */
+AMPI_FN void ampi_transpose_tile(amp_ref x, amp_ref y, size_t rows, size_t columns, size_t r,
+        size_t c) {
+    enum { SIDE = 32 };
+    float tile[SIDE][SIDE], row[SIDE];
+    const size_t height = ampi_min_size(rows - r, SIDE), width = ampi_min_size(columns - c, SIDE);
+    for (size_t i = 0; i < height; i++)
+        ampi_load_f32(tile[i], x.data, x.dtype, (r + i) * columns + c, width);
+    for (size_t j = 0; j < width; j++) {
+        for (size_t i = 0; i < height; i++) row[i] = tile[i][j];
+        ampi_store_f32(ampi_mutable(y.data), y.dtype, (c + j) * rows + r, row, height);
+    }
+}
+
+/* Checks, then transposes in tiles of 32 rows and columns. */
+AMP_DEF amp_result amp_transpose_forward(amp_ref x, amp_ref y, size_t n, size_t rows,
+        size_t columns, const amp_exec* exec) {
+    const size_t each = ampi_area(rows, columns), all = ampi_area(n, each);
+    const ampi_argument list[] = {
+        AMPI_ARG(x, AMPI_IN, all),
+        AMPI_ARG(y, AMPI_OUT, all)
+    };
+    AMPI_CHECK("transpose", all, list);
+    AMPI_COMPUTE_OP;
+    AMPI_PARALLEL_OVER(all, for (int64_t i = 0; i < (int64_t)n; i++)
+        for (size_t r = 0; r < rows; r += 32)
+            for (size_t c = 0; c < columns; c += 32)
+                ampi_transpose_tile(ampi_from(x, (size_t)i * each), ampi_from(y, (size_t)i * each),
+                    rows, columns, r, c));
+    AMPI_DONE_OP;
+}
+
 /* --- embedding --- */
 /* Refuses tokens that are no rows of a vocabulary. */
 AMPI_FN amp_result ampi_check_tokens(const amp_exec* exec, const char* op, const int32_t* tokens,
@@ -14173,6 +14216,7 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
         AMPI_BOTH(pool2d), AMPI_BOTH(batch_norm), AMPI_BOTH(group_norm), AMPI_BOTH(layer_norm),
         AMPI_BOTH(rms_norm), AMPI_BOTH(activation), AMPI_BOTH(leaky_relu),
         AMPI_BOTH(softmax), ampi_cpu_dropout, amp_add_forward, AMPI_BOTH(mul), AMPI_BOTH(concat),
+        amp_transpose_forward,
         AMPI_BOTH(embedding), AMPI_BOTH(attention), AMPI_BOTH(rope),
         AMPI_BOTH(softmax_cross_entropy), AMPI_BOTH(mse), AMPI_BOTH(bce_with_logits),
         ampi_mean_forward, ampi_mean_backward,
@@ -15433,6 +15477,26 @@ AMPI_LAYER_WITH(amp_softmax_cross_entropy, ampi_loss_add, SOFTMAX_CROSS_ENTROPY,
 AMPI_LAYER_WITH(amp_mse, ampi_loss_add, MSE, amp_loss_desc)
 AMPI_LAYER_WITH(amp_bce_with_logits, ampi_loss_add, BCE_WITH_LOGITS, amp_loss_desc)
 AMPI_LAYER_WITH(amp_mean, ampi_loss_add, MEAN, amp_loss_desc)
+
+AMP_DEF amp_value amp_to_positions(amp_model* m, amp_value image) {
+    AMPI_DRAFT(n, AMP_OP_TO_POSITIONS, image);
+    AMPI_REFUSE_LAYER(n->layer.positions > 1, AMP_ERR_SHAPE, "it has %d positions already",
+        n->layer.positions);
+    n->layer.positions = n->layer.height * n->layer.width;
+    ampi_set_shape(n, n->layer.channels, 1, 1);
+    return ampi_layer_add(m);
+}
+
+/* Adds the way back, if there are as many positions as pixels. */
+AMP_DEF amp_value amp_to_image(amp_model* m, amp_value x, int height, int width) {
+    AMPI_DRAFT(n, AMP_OP_TO_IMAGE, x);
+    AMPI_REFUSE_LAYER(height < 1 || width < 1 || (double)height * width != n->layer.positions,
+        AMP_ERR_SHAPE, "%d positions are not %dx%d pixels", n->layer.positions, height, width);
+    n->layer.positions = 1;
+    n->is_sequence = 0;
+    ampi_set_shape(n, (int)n->features, height, width);
+    return ampi_layer_add(m);
+}
 
 /* --- a block of a transformer, of the calls above --- */
 typedef struct ampi_block {
@@ -16718,6 +16782,16 @@ AMPI_FN amp_result ampi_run_attention(amp_model* m, const ampi_node* n, void* co
         ampi_output_of(n), (const float*)n->saved, to[0], to[1], to[2], 0 /* accumulate */);
 }
 
+/* An image to positions, or positions to an image; backward the other way. `to` is dx then. */
+AMPI_FN amp_result ampi_run_transpose(amp_model* m, const ampi_node* n, amp_ref from, amp_ref to,
+        int backward) {
+    const int forms_positions = ampi_is(n, TO_POSITIONS) != backward;
+    const size_t features = ampi_is(n, TO_POSITIONS) ? n->features : n->reads[0]->features;
+    const size_t positions = n->rows * n->features / m->pass.samples / features;
+    return ampi_run(transpose_forward, from, to, m->pass.samples, forms_positions ? features
+        : positions, forms_positions ? positions : features);
+}
+
 /* The shape of a rotation in this pass. */
 AMPI_FN amp_rope_shape ampi_rope_of(const amp_model* m, const ampi_node* n) {
     amp_rope_shape s = n->rope;
@@ -16890,6 +16964,8 @@ AMPI_FN amp_result ampi_forward_sequence(amp_model* m, const ampi_node* n, amp_r
         return ampi_run(embedding_forward, (const int32_t*)x.data, w, y, n->rows, n->fan_out,
             n->features);
     if (ampi_is(n, ATTENTION)) return ampi_run_attention(m, n, NULL /* forward */);
+    if (ampi_is(n, TO_POSITIONS) || ampi_is(n, TO_IMAGE))
+        return ampi_run_transpose(m, n, x, y, 0 /* forward */);
     if (ampi_is(n, ROPE)) {
         const amp_rope_shape s = ampi_rope_of(m, n);
         return ampi_run(rope_forward, &s, x, y);
@@ -16946,7 +17022,8 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
             return f->concat_forward(ampi_output_of(second), second->features, y, n->features,
                 in->features, rows, e);
         case AMP_OP_EMBEDDING: case AMP_OP_POSITION_EMBEDDING: case AMP_OP_ATTENTION:
-        case AMP_OP_ROPE: return ampi_forward_sequence(m, n, x, w, y);
+        case AMP_OP_ROPE: case AMP_OP_TO_POSITIONS: case AMP_OP_TO_IMAGE:
+            return ampi_forward_sequence(m, n, x, w, y);
         case AMP_OP_SOFTMAX_CROSS_ENTROPY: case AMP_OP_MSE: case AMP_OP_BCE_WITH_LOGITS:
         case AMP_OP_MEAN: return ampi_loss_value(m, n);
         case AMP_OP_CUSTOM: return ampi_run_custom(m, n, NULL /* forward */);
@@ -17058,6 +17135,7 @@ AMPI_FN amp_result ampi_backward_sequence(amp_model* m, const ampi_node* n, amp_
         const amp_rope_shape s = ampi_rope_of(m, n);
         return ampi_run(rope_backward, &s, dy, dx, 0 /* accumulate */);
     }
+    if (!ampi_is(n, POSITION_EMBEDDING)) return ampi_run_transpose(m, n, dy, dx, 1 /* backward */);
     AMPI_TRY(ampi_positions_gradient(m, n, dy, dw, add));
     if (!dx.data || dx.data == dy.data) return AMP_OK;
     return ampi_run(convert, dx, dy, n->rows * n->features);
@@ -17116,8 +17194,8 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
             /* The second input's features lie last in a row of dy. */
             return f->concat_backward(dy, n->features, j ? n->features - in->features : 0, dx,
                 in->features, rows, 0 /* accumulate */, e);
-        case AMP_OP_EMBEDDING: case AMP_OP_POSITION_EMBEDDING: case AMP_OP_ROPE:
-            return ampi_backward_sequence(m, n, dy, dx, dw);
+        case AMP_OP_EMBEDDING: case AMP_OP_POSITION_EMBEDDING: case AMP_OP_TO_POSITIONS:
+        case AMP_OP_TO_IMAGE: case AMP_OP_ROPE: return ampi_backward_sequence(m, n, dy, dx, dw);
         case AMP_OP_SOFTMAX_CROSS_ENTROPY: case AMP_OP_MSE: case AMP_OP_BCE_WITH_LOGITS:
         case AMP_OP_MEAN: return ampi_loss_gradient(m, n, dx);
     }
@@ -17366,6 +17444,11 @@ AMPI_FN amp_result ampi_check_positions(amp_model* m, int given, const int32_t* 
             "%s: lengths are for sequences of equal positions, but '%s' has %d", what,
             in->layer.name, in->layer.positions);
     }
+    AMPI_EACH_NODE(to)
+        AMPI_REFUSE(given && ampi_is(to, TO_IMAGE) && to->inputs[0]->is_sequence
+            && given != to->inputs[0]->layer.positions, AMP_ERR_ARGUMENT,
+            "%s: positions is %d, but '%s' takes all %d", what, given, to->layer.name,
+            to->inputs[0]->layer.positions);
     AMPI_REFUSE(!sequences && (given || lengths), AMP_ERR_ARGUMENT,
         "%s: positions or lengths are given, but no input is a sequence", what);
     for (int i = 0; lengths && i < n; i++)
@@ -20914,7 +20997,8 @@ AMP_DEF void amp_history_add(amp_history* h, const amp_step_info* info) {
    Cross-entropy has ld and an ignored label; layer norm's backward pass needs no saved statistics.
    Sequences: positions and lengths of amp_batch, amp_data, amp_input_desc, amp_layer, amp_custom;
    classes of amp_loss_desc, sd of amp_linear_desc. Zero these structs. amp_tokens, amp_embedding,
-   amp_position_embedding, amp_tied_linear, amp_attention, amp_rope, amp_transformer_block.
+   amp_position_embedding, amp_tied_linear, amp_attention, amp_rope, amp_transformer_block,
+   amp_to_positions, amp_to_image.
    The logger hears of a cross-entropy of one class, beta1 for SGD, masters that split_masters does
    not split. It also hears of arrays that nothing reads, and of groups that are all frozen.
    amp_group refuses a layer without parameters. amp_backward without seeds is an error in a model

@@ -6268,6 +6268,10 @@ AMPI_CUDA(embedding_backward, amp_ref, const int32_t*, amp_ref, int, size_t, siz
     return ampi_cuda_no_kernel(exec, "amp_cuda_embedding_backward");
 }
 
+AMPI_CUDA(transpose_forward, amp_ref, amp_ref, size_t, size_t, size_t) {
+    return ampi_cuda_no_kernel(exec, "amp_cuda_transpose_forward");
+}
+
 AMPI_CUDA(attention_forward, const amp_attention_shape*, amp_ref, amp_ref, amp_ref, amp_ref,
         float*) {
     return ampi_cuda_no_kernel(exec, "amp_cuda_attention_forward");
@@ -9011,6 +9015,7 @@ AMP_DEF const amp_backend* amp_cuda_backend(void) {
         AMPI_CUDA_BOTH(activation), AMPI_CUDA_BOTH(leaky_relu), AMPI_CUDA_BOTH(softmax),
         ampi_cuda_dropout_forward,
         ampi_cuda_add_forward, AMPI_CUDA_BOTH(mul), AMPI_CUDA_BOTH(concat),
+        ampi_cuda_transpose_forward,
         AMPI_CUDA_BOTH(embedding), AMPI_CUDA_BOTH(attention), AMPI_CUDA_BOTH(rope),
         AMPI_CUDA_BOTH(softmax_cross_entropy),
         ampi_cuda_loss_forward<AMPI_MSE>, ampi_cuda_loss_backward<AMPI_MSE>,

@@ -960,6 +960,8 @@ static amp_value layer_with_op(amp_model* m, amp_op op, amp_value x) {
             const amp_attention_desc d = { 2, 1, 0, 0, 0.0f };
             return amp_attention(m, x, &d);
         }
+        case AMP_OP_TO_POSITIONS: return amp_linear(m, amp_to_positions(m, x), 3);
+        case AMP_OP_TO_IMAGE: return conv(m, amp_to_image(m, amp_to_positions(m, x), 4, 4), 3, 3, 1, 1);
         case AMP_OP_ROPE: {
             const amp_rope_desc d = { 4, 0, 0.0f, 0 };
             return amp_rope(m, x, &d);

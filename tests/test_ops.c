@@ -1099,6 +1099,24 @@ static void test_concat(void) {
             }
 }
 
+/* Each matrix, transposed and converted. */
+static void test_transpose(void) {
+    static const size_t shapes[][3] = { { 1, 1, 1 }, { 3, 5, 7 }, { 2, 32, 33 }, { 1, 64, 31 }, { 2, 1, 100 }, { 2, 65, 129 }, { 0, 3, 4 } };
+    const char* what = "transpose";
+    int a, b, k;
+    size_t i;
+    for (a = 0; a < 3; a++)
+        for (b = 0; b < 3; b++)
+            for (k = 0; k < 7; k++) {
+                const size_t rows = shapes[k][1], columns = shapes[k][2], n = shapes[k][0] * rows * columns;
+                buffer x = random_buffer(TYPES[a], n, 1), y = make(TYPES[b], n);
+                CHECK(amp_transpose_forward(amp_ref_of(x.p, x.t), amp_ref_of(y.p, y.t), shapes[k][0], rows, columns, NULL) == AMP_OK);
+                for (i = 0; i < n; i++)
+                    CLOSE(y, i, get(&x, i / (rows * columns) * rows * columns + i % rows * columns + i / rows % columns), 0.0);
+                finish(&x); finish(&y);
+            }
+}
+
 /* Row i of y is row tokens[i] of w; a row of dw is the sum of its tokens' rows of dy, in FP32 as they come, and is 0 without. */
 static void test_embedding(void) {
     enum { WORDS = 37 };
@@ -2283,6 +2301,8 @@ static void test_refusals(void) {
     REFUSED(amp_dropout_forward(amp_f32(x), amp_f32(y), 4, 1.0f, 0, 0, &e), AMP_ERR_DESC, "probability 1");
     REFUSED(amp_dropout_forward(amp_f32(x), amp_f32(y), 4, -0.5f, 0, 0, &e), AMP_ERR_DESC, "-0.5");
     REFUSED(amp_concat_forward(amp_f32(x), 4, amp_f32(y), 6, 3, 2, &e), AMP_ERR_SHAPE, "do not fit in 6");
+    REFUSED(amp_transpose_forward(AMP_NONE, amp_f32(y), 1, 2, 3, &e), AMP_ERR_ARGUMENT, "transpose: x is NULL");
+    REFUSED(amp_transpose_forward(amp_f32(x), amp_f32(y), huge, huge, 3, &e), AMP_ERR_ARGUMENT, "memory");
     REFUSED(amp_embedding_forward(labels, amp_f32(x), amp_f32(y), 6, 12, 2, &e), AMP_ERR_ARGUMENT, "embedding: token 12 at position 5 is outside 0..11");
     REFUSED(amp_embedding_backward(amp_f32(x), labels, amp_f32(y), 0, 6, 12, 2, &e), AMP_ERR_ARGUMENT,
             "embedding backward: token 12 at position 5 is outside 0..11");
@@ -2800,6 +2820,7 @@ static void run_all(void) {
     TEST(test_mul_gradients);
     TEST(test_away_from_a_line);
     TEST(test_concat);
+    TEST(test_transpose);
     TEST(test_embedding);
     TEST(test_batch_norm);
     TEST(test_batch_norm_overflow);

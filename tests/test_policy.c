@@ -73,7 +73,9 @@ static const struct { amp_op op; const char* name; const char* rules; } table[] 
     { AMP_OP_GROUP_NORM,            "group_norm",            "FFFL" },
     { AMP_OP_INSTANCE_NORM,         "instance_norm",         "F.FL" },
     { AMP_OP_ATTENTION,             "attention",             "FLLL" },
-    { AMP_OP_ROPE,                  "rope",                  "F.LL" }
+    { AMP_OP_ROPE,                  "rope",                  "F.LL" },
+    { AMP_OP_TO_POSITIONS,          "to_positions",          "...." },
+    { AMP_OP_TO_IMAGE,              "to_image",              "...." }
 };
 enum { OPS = sizeof table / sizeof *table };
 
@@ -132,19 +134,19 @@ static void test_no_desc_is_O0(void) {
 static const struct {
     amp_style style; const char* name; int level; const char* rules; int cast_back, masters;
 } styles[] = {
-    /*                                   i c l m a b l r g t s s d a c f x m b g s h l m u c m t r e p g i a r */
-    { AMP_STYLE_PYTORCH,   "pytorch", 1,   ". L L . . . F . . . . F . P P . F F F . . . . P . F F L F F F F . L .", 0, 1 },
-    { AMP_STYLE_PYTORCH,   "pytorch", 2,   ". L L L L F F L L L L L L L L . F F F L L L L L L F F L F L L F F L L", 0, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 1, ". L L . . . F L . . . F . P P . F F F . . . . P . F F L F F F F . L .", 1, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 2, ". L L L L F F L L L L L L L L . F F F L L L L L L F F L L L L L L L L", 0, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 3, ". L L L L L L L L L L L L L L . F F F L L L L L L L F L L L L L L L L", 0, 1 },
-    { AMP_STYLE_MINDSPORE, "mindspore", 0, ". F F F F F F F F F F F F F F . F F F F F F F F F F F F F F F F F F F", 0, 1 },
-    { AMP_STYLE_APEX,      "apex", 1,      ". L L . . . F . F . . F . P P . F F F F . . . P F F F L F F F F . L .", 0, 1 },
-    { AMP_STYLE_APEX,      "apex", 2,      ". L L L L F L L L L L L L L L . F F F L L L L L L F F L L L L L L L L", 0, 1 },
-    { AMP_STYLE_APEX,      "apex", 3,      ". L L L L L L L L L L L L L L . F F F L L L L L L L F L L L L L L L L", 0, 0 },
-    { AMP_STYLE_NNABLA,    "nnabla", 2,    ". L L L L L L L L L L F L L L . F F F L L L L L L F F L L L L L L L L", 0, 1 },
-    { AMP_STYLE_ONEFLOW,   "oneflow", 1,   ". L L . G G G . G G G G G G . . F F F G G F F G . F F F G F G G F L G", 0, 1 },
-    { AMP_STYLE_ONEFLOW,   "oneflow", 0,   ". F F F F F F F F F F F F F F . F F F F F F F F F F F F F F F F F F F", 0, 1 },
+    /*                                   i c l m a b l r g t s s d a c f x m b g s h l m u c m t r e p g i a r t t */
+    { AMP_STYLE_PYTORCH,   "pytorch", 1,   ". L L . . . F . . . . F . P P . F F F . . . . P . F F L F F F F . L . . .", 0, 1 },
+    { AMP_STYLE_PYTORCH,   "pytorch", 2,   ". L L L L F F L L L L L L L L . F F F L L L L L L F F L F L L F F L L . .", 0, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 1, ". L L . . . F L . . . F . P P . F F F . . . . P . F F L F F F F . L . . .", 1, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 2, ". L L L L F F L L L L L L L L . F F F L L L L L L F F L L L L L L L L . .", 0, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 3, ". L L L L L L L L L L L L L L . F F F L L L L L L L F L L L L L L L L . .", 0, 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 0, ". F F F F F F F F F F F F F F . F F F F F F F F F F F F F F F F F F F . .", 0, 1 },
+    { AMP_STYLE_APEX,      "apex", 1,      ". L L . . . F . F . . F . P P . F F F F . . . P F F F L F F F F . L . . .", 0, 1 },
+    { AMP_STYLE_APEX,      "apex", 2,      ". L L L L F L L L L L L L L L . F F F L L L L L L F F L L L L L L L L . .", 0, 1 },
+    { AMP_STYLE_APEX,      "apex", 3,      ". L L L L L L L L L L L L L L . F F F L L L L L L L F L L L L L L L L . .", 0, 0 },
+    { AMP_STYLE_NNABLA,    "nnabla", 2,    ". L L L L L L L L L L F L L L . F F F L L L L L L F F L L L L L L L L . .", 0, 1 },
+    { AMP_STYLE_ONEFLOW,   "oneflow", 1,   ". L L . G G G . G G G G G G . . F F F G G F F G . F F F G F G G F L G . .", 0, 1 },
+    { AMP_STYLE_ONEFLOW,   "oneflow", 0,   ". F F F F F F F F F F F F F F . F F F F F F F F F F F F F F F F F F F . .", 0, 1 },
 };
 
 static void test_styles(void) {

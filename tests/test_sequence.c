@@ -877,6 +877,77 @@ static void test_attention_forms(void) {
     amp_model_destroy(m[0]);
 }
 
+/* Images as positions and back: the same bits at each level; a small vision transformer's gradients are differences. */
+static void test_images(void) {
+    int run, k, j, t;
+    size_t i;
+    for (run = 0; run < COUNT(runs); run++) {
+        amp_model_desc d = model_desc(2, runs[run].level, runs[run].low);
+        amp_model* m = new_model(&d);
+        amp_value x = amp_input(m, 3, 4, 5), p = amp_to_positions(m, x), y = amp_to_image(m, p, 4, 5);
+        float in[2 * 60], out[2][2 * 60];
+        amp_batch b;
+        CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
+        CHECK(amp_model_layer(m, 1)->positions == 20 && amp_model_layer(m, 1)->channels == 3 && amp_model_layer(m, 2)->width == 5);
+        for (k = 0; k < 120; k++) in[k] = test_uniform();
+        memset(&b, 0, sizeof b);
+        b.n = 2; b.inputs[0] = in;
+        CHECK(amp_predict(m, &b, p, out[0]) == AMP_OK && amp_predict(m, &b, y, out[1]) == AMP_OK);
+        CHECK(memcmp(in, out[1], sizeof in) == 0);
+        for (k = 0; k < 120; k++) CHECK(to_bits(out[0][k]) == to_bits(in[k / 60 * 60 + k % 3 * 20 + k % 60 / 3]));
+        amp_model_destroy(m);
+    }
+    for (t = 0; t < 2; t++) {
+        amp_model_desc d = model_desc(2, AMP_O0, AMP_F16);
+        amp_model* m = new_model(&d);
+        amp_transformer_desc block;
+        amp_param* p;
+        amp_value x;
+        int32_t labels[2] = { 1, 3 };
+        float in[2 * 60];
+        amp_batch b;
+        int count;
+        memset(&block, 0, sizeof block);
+        block.heads = 2; block.sd = 0.4f; block.bidirectional = 1;
+        if (t == 0) x = amp_position_embedding(m, amp_to_positions(m, amp_conv2d(m, amp_input(m, 3, 4, 5), 4, 2, 2, 0)));
+        else x = amp_linear(m, input_of(m, 4, 15), 4);              /* a sequence of pixels */
+        x = amp_to_image(m, amp_transformer_block(m, x, &block), 2, 2);
+        amp_softmax_cross_entropy(m, amp_linear(m, amp_global_avg_pool2d(m, amp_conv2d(m, x, 5, 3, 1, 1)), 4));
+        CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
+        for (k = 0; k < 120; k++) in[k] = test_uniform();
+        memset(&b, 0, sizeof b);
+        b.n = 2; b.inputs[0] = in; b.targets[0] = labels;
+        p = amp_model_params(m, &count);
+        for (k = 0; k < count; k++) {
+            float g[400], v[400];
+            CHECK(p[k].count <= 400 && amp_forward(m, &b, NULL) == AMP_OK && amp_backward(m, NULL) == AMP_OK);
+            CHECK(amp_model_read_param_gradient(m, &p[k], g) == AMP_OK && amp_model_read_param(m, &p[k], v) == AMP_OK);
+            CHECK(amp_discard(m) == AMP_OK);
+            for (i = 0; i < p[k].count; i += 2) {
+                const float was = v[i];
+                double up[2];
+                for (j = 0; j < 2; j++) {
+                    amp_eval_info e;
+                    v[i] = was + (j ? -0.005f : 0.005f);
+                    CHECK(amp_model_write_param(m, &p[k], v) == AMP_OK && amp_evaluate(m, &b, &e) == AMP_OK);
+                    up[j] = (double)e.loss;
+                }
+                v[i] = was;
+                CHECK_MSG(fabs((up[0] - up[1]) / 0.01 - (double)g[i]) < 1e-3, "%d %s %d: %g %g", t, p[k].name, (int)i, (up[0] - up[1]) / 0.01, (double)g[i]);
+            }
+            CHECK(amp_model_write_param(m, &p[k], v) == AMP_OK);
+        }
+        if (t) {
+            amp_step_info info;
+            b.positions = 4;
+            CHECK(amp_train_step(m, &b, &info) == AMP_OK);
+            b.positions = 3;
+            check_refused(amp_train_step(m, &b, &info), AMP_ERR_ARGUMENT, "train step: positions is 3, but 'to_image1' takes all 4");
+        }
+        amp_model_destroy(m);
+    }
+}
+
 /* The names and starts of a block's layers. */
 static void test_blocks(void) {
     static const char* const names[2][9] = {
@@ -1042,6 +1113,10 @@ static void e_block_dropout(amp_model* m, amp_value x) { block_of(m, x, 1, 1, 0,
 static void e_block_theta(amp_model* m, amp_value x) { block_of(m, x, 0, 2, 0, 0, 0.0f, 1e4f); }
 static void e_block_odd(amp_model* m, amp_value x) { block_of(m, x, 1, 2, 0, 0, 0.0f, 0.0f); }
 static void e_block_kv(amp_model* m, amp_value x) { block_of(m, x, 0, 3, 2, 0, 0.0f, 0.0f); }
+static void e_twice_positions(amp_model* m, amp_value x) { amp_to_positions(m, x); }
+static void e_image_size(amp_model* m, amp_value x) { amp_to_image(m, x, 2, 3); }
+static void e_image_negative(amp_model* m, amp_value x) { amp_to_image(m, x, -1, -5); }
+static void e_image_added(amp_model* m, amp_value x) { amp_add(m, x, amp_to_positions(m, amp_input(m, 6, 1, 5))); }
 static void e_tied_group(amp_model* m, amp_value x) { amp_group(m, amp_tied_linear(m, x, amp_embedding(m, amp_tokens(m, 5), 9, 6)), 0); }
 static const struct { mistake make; amp_result code; const char* sentence; } mistakes[] = {
     { e_conv, AMP_ERR_SHAPE, "conv2d after 'words': it is for images, not for 5 positions" },
@@ -1103,6 +1178,10 @@ static const struct { mistake make; amp_result code; const char* sentence; } mis
     { e_block_theta, AMP_ERR_DESC, "transformer_block after 'words': theta is for AMP_BLOCK_LLAMA" },
     { e_block_odd, AMP_ERR_SHAPE, "rope after 'linear1': rope: head_size is 3; it must be even, from 2 to 1024" },
     { e_block_kv, AMP_ERR_SHAPE, "attention after 'linear1': attention: 3 heads are not whole groups for 2 kv_heads" },
+    { e_twice_positions, AMP_ERR_SHAPE, "to_positions after 'words': it has 5 positions already" },
+    { e_image_size, AMP_ERR_SHAPE, "to_image after 'words': 5 positions are not 2x3 pixels" },
+    { e_image_negative, AMP_ERR_SHAPE, "to_image after 'words': 5 positions are not -1x-5 pixels" },
+    { e_image_added, AMP_ERR_SHAPE, "add after 'words': of this and 'to_positions1' only one has the positions of a batch" },
     { e_own_positions, AMP_ERR_SHAPE, "add after 'custom1': of this and 'input2' only one has the positions of a batch" },
 };
 static void test_mistakes(void) {
@@ -1222,6 +1301,7 @@ int main(int argc, char** argv) {
     TEST(test_transformers);
     TEST(test_attention_forms);
     TEST(test_blocks);
+    TEST(test_images);
     TEST(test_mistakes);
     TEST(test_batches);
     TEST(test_print);
