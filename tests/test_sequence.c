@@ -260,10 +260,12 @@ static void test_padded_vocabulary(void) {
 }
 
 /* A mean over the positions that count: a custom operator with one position, which sees positions and lengths. */
+static int last_length;      /* that the operator saw of the last sample; -1 = no lengths */
 static amp_result pool_forward(const amp_custom_call* c) {
     const float* x = (const float*)c->x[0].data;
     float* y = (float*)c->y.data;
     int i, p, k;
+    last_length = c->lengths ? c->lengths[c->n - 1] : -1;
     for (i = 0; i < c->n; i++)
         for (k = 0; k < WIDTH; k++) {
             const int count = c->lengths ? c->lengths[i] : c->positions;
@@ -308,7 +310,7 @@ static void test_custom(void) {
         b.n = BATCH; b.inputs[0] = v.x; b.targets[0] = v.labels;    /* a label a sample */
         b.positions = n == 1 ? 3 : 0;
         b.lengths = n == 2 ? lengths : NULL;
-        CHECK(amp_predict(m, &b, y, out) == AMP_OK);
+        CHECK(amp_predict(m, &b, y, out) == AMP_OK && last_length == (n == 2 ? lengths[BATCH - 1] : -1));
         p = amp_model_find_param(m, "linear1.weight");
         CHECK(amp_forward(m, &b, &loss) == AMP_OK && amp_backward(m, NULL) == AMP_OK);
         CHECK(amp_model_read_param_gradient(m, p, g) == AMP_OK && amp_discard(m) == AMP_OK);
@@ -607,6 +609,24 @@ static void test_embedding_again(void) {
     for (i = 0; i < WORDS * 3; i++) CHECK_MSG(fabs((double)g[0][i] - (double)g[1][i]) < 1e-6, "%d: %g %g", i, (double)g[0][i], (double)g[1][i]);
     amp_model_destroy(m[0]);
     amp_model_destroy(m[1]);
+}
+
+/* A layer used again takes a sequence of other positions, whose batches may be short. */
+static void test_reuse(void) {
+    amp_model_desc d = model_desc(2, AMP_O0, AMP_F16);
+    amp_model* m = new_model(&d);
+    const amp_value x = amp_linear(m, input_of(m, 5, 4), 3), y = amp_reuse(m, x, input_of(m, 3, 4));
+    float in[40], out[2][30];
+    amp_batch b;
+    int i;
+    CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
+    CHECK(amp_model_layer(m, amp_model_layer_of(m, y))->positions == 3);
+    for (i = 0; i < 40; i++) in[i] = test_uniform();
+    memset(&b, 0, sizeof b);
+    b.n = 2; b.inputs[0] = b.inputs[1] = in; b.positions = 3;
+    CHECK(amp_predict(m, &b, x, out[0]) == AMP_OK && amp_predict(m, &b, y, out[1]) == AMP_OK);
+    CHECK(memcmp(out[0], out[1], 18 * sizeof **out) == 0);
+    amp_model_destroy(m);
 }
 
 /* Weights start as said: mean and standard deviation. */
@@ -1294,6 +1314,7 @@ int main(int argc, char** argv) {
     TEST(test_tied);
     TEST(test_resume);
     TEST(test_embedding_again);
+    TEST(test_reuse);
     TEST(test_starts);
     TEST(test_overflows);
     TEST(test_token_data);
