@@ -11351,13 +11351,13 @@ AMPI_FN ampi_interval ampi_overlap(ampi_interval a, size_t from, size_t to) {
     return a;
 }
 
-/* The keys that any query of the block of query i sees, from a multiple of 16 on: so a key belongs
-   to the same lane of sums in each block. */
+/* The keys that any query of the block of query i sees. Where they begin changes no bit: the tree
+   over 16 lanes pairs the same keys for each beginning. */
 AMPI_FN ampi_interval ampi_keys_of_block(const amp_attention_shape* s, size_t b, size_t i) {
     const size_t first = i / AMPI_QUERIES * AMPI_QUERIES;
     const size_t last = ampi_min_size(first + AMPI_QUERIES, s->queries) - 1;
     ampi_interval r = ampi_keys_of(s, b, last);
-    r.from = ampi_min_size(ampi_keys_of(s, b, first).from / AMPI_LANES * AMPI_LANES, r.to);
+    r.from = ampi_min_size(ampi_keys_of(s, b, first).from, r.to);
     return r;
 }
 
