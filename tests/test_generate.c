@@ -45,6 +45,8 @@ static speaker make_transformer(int how, amp_level level, amp_dtype low) {
     counting.linear_forward = counting_linear;
     counting.linear_relu_forward = NULL;
     d.backend = &counting;
+    d.allocator.alloc = failing_alloc;
+    d.allocator.free = failing_free;
     memset(&block, 0, sizeof block);
     memset(&e, 0, sizeof e);
     block.kind = how == 1 ? AMP_BLOCK_LLAMA : AMP_BLOCK_GPT2;
@@ -145,6 +147,28 @@ static void test_transformers(void) {
                       (unsigned long)each);
             amp_model_destroy(s.m);
         }
+}
+
+/* Without memory there is no text; without that for each cache the text is written with none. */
+static void test_memory(void) {
+    const int32_t prompt[3] = { 3, 1, 4 };
+    int32_t expected[TEXT], text[TEXT];
+    speaker s = make_transformer(0, AMP_O2, AMP_BF16);
+    const long before = alloc_live;
+    long at;
+    CHECK(amp_generate(s.m, s.logits, prompt, 3, expected, TEXT, NULL) == AMP_OK && alloc_live == before);
+    for (at = 1; at <= 5; at++) {
+        amp_result r;
+        memset(text, 0, sizeof text);
+        fail_at_call(at);
+        r = amp_generate(s.m, s.logits, prompt, 3, text, TEXT, NULL);
+        CHECK(r == (at <= 2 ? AMP_ERR_MEMORY : AMP_OK) && alloc_live == before);
+        CHECK(at <= 2 ? text[0] == 0 && strcmp(heard, "generate: out of memory") == 0 : memcmp(text, expected, sizeof text) == 0);
+        CHECK(at <= 4 ? alloc_calls >= at : alloc_calls == 4);       /* two arrays and two caches are all */
+    }
+    fail_at_call(0);
+    amp_model_destroy(s.m);
+    CHECK(alloc_live == 0);
 }
 
 /* Counts of draws are what the probabilities say, within five standard deviations; one seed gives one text. */
@@ -290,6 +314,7 @@ int main(int argc, char** argv) {
     TEST_BEGIN(argc, argv);
     TEST(test_greedy);
     TEST(test_transformers);
+    TEST(test_memory);
     TEST(test_draws);
     TEST(test_ties);
     TEST(test_callback);
