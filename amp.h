@@ -5232,13 +5232,20 @@ AMPI_KERNEL_FN void AMPI_K(kernel_row)(float* dst, const ampi_operand* v, size_t
     const size_t height = v->area / v->kernel_w;  /* kernel rows in use */
     /* elements from the first to the last position: `area` if these are neighbours in memory */
     const size_t reach = (height - 1) * v->next_h + (v->kernel_w - 1) * v->next_w + 1;
+    const size_t whole = ampi_round_up(reach, AMPI_LANES);
     size_t from = at / v->area * v->output + channel * v->ld;  /* the output's first element */
     size_t h = at % v->area / v->kernel_w, w = at % v->kernel_w, i = 0;
 
     while (i < count) {  /* the output's positions from (h, w) on */
         const void* kernel = ampi_at(v->data, v->dtype, from);
         if (h + w == 0 && reach == v->area && reach > 1) {
-            ampi_v_widen(dst + i, kernel, v->dtype, ampi_min_size(reach, count - i));
+            /* In whole vectors, if next come outputs that are there and overwrite what is too
+               much. */
+            const size_t n = i + whole <= count && whole <= v->output ? whole
+                : ampi_min_size(reach, count - i);
+            for (size_t l = 0; l < n; l += AMPI_LANES)
+                ampi_v_store_any(dst + i + l, AMP_F32, AMPI_K(load_operand)(
+                    ampi_at(kernel, v->dtype, l), v->dtype, n - l), n - l);
             i += reach;
         } else {
             for (; h < height && i < count; h++, w = 0)
@@ -5258,10 +5265,17 @@ AMPI_KERNEL_FN void AMPI_K(rows)(float* dst, size_t ld, const ampi_operand* v, s
         AMPI_K(im2col)(dst, ld, v, first, rows, at, count, room);
         return;
     }
-    for (size_t r = first; r < first + rows; r++, dst += ld) {
-        if (v->area) AMPI_K(kernel_row)(dst, v, r, at, count);
-        else
-            ampi_v_widen(dst, ampi_at(v->data, v->dtype, r * v->ld + at), v->dtype, count);
+    /* Weights are turned: by outputs here, in these by channels in memory. 16 outputs at a time stay
+       in the first-level cache. */
+    const size_t together = v->area ? AMPI_LANES * v->area : count;
+    for (size_t i = 0; i < count; i += together) {
+        const size_t n = ampi_min_size(count - i, together);
+        for (size_t r = 0; r < rows; r++) {
+            float* const to = dst + r * ld + i;
+            if (v->area) AMPI_K(kernel_row)(to, v, first + r, at + i, n);
+            else
+                ampi_v_widen(to, ampi_at(v->data, v->dtype, (first + r) * v->ld + at), v->dtype, n);
+        }
     }
 }
 
