@@ -4305,6 +4305,12 @@ AMPI_LANES_FN __m256 AMPI_K(fma_reg)(__m256 x, __m256 y, __m256 z) {
 
 AMPI_LANES_FN __m256 AMPI_K(sqrt_reg)(__m256 x) { return _mm256_sqrt_ps(x); }
 
+/* shuffle works on each half, so pairs come as 0, 2, 1, 3. */
+AMPI_LANES_FN __m256 AMPI_K(even_reg)(__m256 x, __m256 y) {
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(_mm256_shuffle_ps(x, y, 0x88)),
+        0xd8));
+}
+
 /* Is a magnitude above `limit`, both as bits? Larger ones leave a negative difference. */
 AMPI_LANES_FN int AMPI_K(above_reg)(__m256 x, uint32_t limit) {
     const __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(x),
@@ -4412,6 +4418,12 @@ AMPI_LANES_FN __m512 AMPI_K(fma_reg)(__m512 x, __m512 y, __m512 z) {
 
 AMPI_LANES_FN __m512 AMPI_K(sqrt_reg)(__m512 x) { return _mm512_maskz_sqrt_ps(AMPI_ALL16, x); }
 
+/* Every other one of 32 lanes. */
+AMPI_LANES_FN __m512 AMPI_K(even_reg)(__m512 x, __m512 y) {
+    return _mm512_permutex2var_ps(x, _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8,
+        6, 4, 2, 0), y);
+}
+
 /* Is a magnitude above `limit`, both as bits? Larger ones leave a negative difference. */
 AMPI_LANES_FN int AMPI_K(above_reg)(__m512 x, uint32_t limit) {
     const __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(x),
@@ -4491,6 +4503,9 @@ AMPI_LANES_FN float32x4_t AMPI_K(fma_reg)(float32x4_t x, float32x4_t y, float32x
 }
 
 AMPI_LANES_FN float32x4_t AMPI_K(sqrt_reg)(float32x4_t x) { return vsqrtq_f32(x); }
+AMPI_LANES_FN float32x4_t AMPI_K(even_reg)(float32x4_t x, float32x4_t y) {
+    return vuzp1q_f32(x, y);
+}
 
 /* Is a magnitude above `limit`, both as bits? Larger ones leave a negative difference. */
 AMPI_LANES_FN int AMPI_K(above_reg)(float32x4_t x, uint32_t limit) {
@@ -4808,6 +4823,23 @@ AMPI_LANES_FN AMPI_V16 AMPI_K(load_operand)(const void* p, amp_dtype t, size_t c
     return ampi_v_load(rounded);
 }
 
+/* Every other one of 32 neighbours, of which the first `count` are read. */
+AMPI_LANES_FN AMPI_V16 AMPI_K(load_even)(const void* p, amp_dtype t, size_t count) {
+    AMPI_V16 x[2], r;
+    x[0] = AMPI_K(load_operand)(p, t, count);
+    x[1] = AMPI_K(load_operand)(ampi_at(p, t, AMPI_LANES), t,
+        ampi_max_size(count, AMPI_LANES) - AMPI_LANES);
+#if AMPI_PASS_WIDTH > 1
+    AMPI_UNROLL for (int i = 0; i < AMPI_REGISTERS; i++) {
+        const int from = 2 * i % AMPI_REGISTERS, v = 2 * i / AMPI_REGISTERS;
+        r.q[i] = AMPI_K(even_reg)(x[v].q[from], AMPI_REGISTERS > 1 ? x[v].q[from + 1] : x[1].q[0]);
+    }
+#else
+    for (int l = 0; l < AMPI_LANES; l++) r.q[l] = x[l / 8].q[l % 8 * 2];
+#endif
+    return r;
+}
+
 /* Stores the first `count` lanes, all of them if it is 16 or more. */
 AMPI_LANES_FN void ampi_v_store_any(void* p, amp_dtype t, AMPI_V16 x, size_t count) {
     if (count >= AMPI_LANES) ampi_v_store_typed(p, t, x);
@@ -4968,18 +5000,16 @@ AMPI_LANES_FN void AMPI_K(margin)(float* dst, size_t count) {
     else if (count > 0) ampi_v_store(dst, ampi_v_set1(0.0f));
 }
 
-/* `count` elements, `step` apart, in FP32. Up to a step of 4 all elements between are widened
-   together, then picked from; else elements are widened one by one. */
+/* `count` elements, `step` apart, in FP32 and, with a step of 2, in whole vectors; `readable` ones
+   lie from src on. */
 AMPI_PASS_TARGET AMPI_APART void AMPI_K(strided_row)(float* dst, const void* src, amp_dtype t,
-        size_t step, size_t count) {
-    float floats[4 * AMPI_LANES];
-    for (size_t i = 0; i < count; i += AMPI_LANES) {
-        const size_t n = ampi_min_size(count - i, AMPI_LANES);
-        const void* from = ampi_at(src, t, i * step);
-        if (step <= 4) ampi_v_widen(floats, from, t, (n - 1) * step + 1);
-        for (size_t l = 0; l < n; l++)
-            dst[i + l] = step <= 4 ? floats[l * step] : ampi_element_f32(from, t, l * step);
+        size_t step, size_t count, size_t readable) {
+    if (step == 2) {
+        for (size_t i = 0; i < count; i += AMPI_LANES)
+            ampi_v_store(dst + i, AMPI_K(load_even)(ampi_at(src, t, 2 * i), t, readable - 2 * i));
+        return;
     }
+    for (size_t i = 0; i < count; i++) dst[i] = ampi_element_f32(src, t, i * step);
 }
 
 /* Pixels `row` of row y of a source plane in FP32, and zeros for those outside of it. v: the image;
@@ -5001,7 +5031,7 @@ AMPI_LANES_FN void AMPI_K(source_row)(float* dst, const ampi_operand* v, size_t 
     AMPI_K(margin)(dst, row->left);
     dst += row->left;
     if (row->step > 1) {
-        AMPI_K(strided_row)(dst, src, v->dtype, row->step, inside);
+        AMPI_K(strided_row)(dst, src, v->dtype, row->step, inside, g->elements - first);
     } else if (first + inside + AMPI_LANES > g->elements) {
         ampi_v_widen(dst, src, v->dtype, inside);
     } else {  /* whole vectors may be read, as the source has one more behind the row */
@@ -5265,8 +5295,9 @@ AMPI_KERNEL_FN void AMPI_K(rows)(float* dst, size_t ld, const ampi_operand* v, s
         AMPI_K(im2col)(dst, ld, v, first, rows, at, count, room);
         return;
     }
-    /* Weights are turned: by outputs here, in these by channels in memory. 16 outputs at a time stay
-       in the first-level cache. */
+
+    /* Weights of an input gradient change their order: those of 16 outputs at a time stay in the
+       first-level cache while all channels take theirs. */
     const size_t together = v->area ? AMPI_LANES * v->area : count;
     for (size_t i = 0; i < count; i += together) {
         const size_t n = ampi_min_size(count - i, together);
