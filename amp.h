@@ -2607,7 +2607,7 @@ AMPI_FN uint64_t ampi_bits64_at(const double* p) {
     return u;
 }
 
-AMPI_FN size_t ampi_min_size(size_t a, size_t b) { return a < b ? a : b; }
+AMPI_HD AMPI_FN size_t ampi_min_size(size_t a, size_t b) { return a < b ? a : b; }
 
 /* --- texts: what printf writes, in whatever locale the program is --- */
 /* Digits of a double, as many as any has. */
@@ -3752,7 +3752,7 @@ typedef struct ampi_im2col {
                             no packed copy is made */
 } ampi_im2col;
 
-AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
+AMPI_HD AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
 
 /* A product's operand may have a type of its own: AMPI_ROUNDED + t are FP32 elements that are
    rounded to t as they are read. */
@@ -11269,7 +11269,7 @@ AMPI_LOSS(AMPI_FN, ampi_mean, AMPI_MEAN, "mean")
    tasks of one kind. Letters. b: a sequence. h: a head of q. g: one of k and v. i: a query. j: a
    key. This room calls impl-gemm, impl-math, impl-tiles and impl-rows. */
 
-enum { AMPI_QUERIES = AMPI_ROWS, AMPI_KEYS = 256 };
+enum { AMPI_QUERIES = AMPI_ROWS, AMPI_KEYS = 256, AMPI_ATTENTION_OPERANDS = 10 };
 
 /* --- kernels --- */
 
@@ -11366,7 +11366,7 @@ typedef void (*ampi_attention_work)(const ampi_attention* a, size_t task,
     const ampi_attention_room* r);
 
 /* The keys that query i sees. */
-AMPI_FN ampi_interval ampi_keys_of(const amp_attention_shape* s, size_t b, size_t i) {
+AMPI_HD AMPI_FN ampi_interval ampi_keys_of(const amp_attention_shape* s, size_t b, size_t i) {
     const size_t limit = s->lengths ? (size_t)s->lengths[b] : s->keys;
     const size_t end = i + s->keys + 1 > s->queries ? i + s->keys + 1 - s->queries : 0;
     ampi_interval r = { 0, limit };
@@ -11377,7 +11377,7 @@ AMPI_FN ampi_interval ampi_keys_of(const amp_attention_shape* s, size_t b, size_
 }
 
 /* The queries that see key j, if its sequence has it. */
-AMPI_FN ampi_interval ampi_queries_of(const amp_attention_shape* s, size_t b, size_t j) {
+AMPI_HD AMPI_FN ampi_interval ampi_queries_of(const amp_attention_shape* s, size_t b, size_t j) {
     ampi_interval r = { 0, s->queries };
     (void)b;
     if (!s->causal) return r;
@@ -11390,7 +11390,7 @@ AMPI_FN ampi_interval ampi_queries_of(const amp_attention_shape* s, size_t b, si
 }
 
 /* What two ranges share. */
-AMPI_FN ampi_interval ampi_overlap(ampi_interval a, size_t from, size_t to) {
+AMPI_HD AMPI_FN ampi_interval ampi_overlap(ampi_interval a, size_t from, size_t to) {
     a.from = ampi_min_size(ampi_max_size(a.from, from), to);
     a.to = ampi_max_size(ampi_min_size(a.to, to), a.from);
     return a;
@@ -11937,32 +11937,46 @@ AMP_DEF size_t amp_attention_workspace(const amp_attention_shape* s) {
     return ampi_floats_workspace(floats);
 }
 
-/* The operands' checks; gradients: NULL in a forward call. */
+/* Lists a call's operands, of backward with those of gradients, whose use is `use`; 0: forward.
+   Returns how many these are. */
+AMPI_FN size_t ampi_attention_operands(const ampi_attention* a, int use,
+        ampi_argument list[AMPI_ATTENTION_OPERANDS]) {
+    const amp_attention_shape* s = &a->s;
+    const size_t rows = s->batch * s->queries, d = s->heads * s->head_size;
+    const size_t kv_d = s->kv_heads * s->head_size;
+    const size_t kv_rows = s->batch > 0 ? (s->batch - 1) * s->key_stride + s->keys : 0;
+    const ampi_argument all[AMPI_ATTENTION_OPERANDS] = {
+        { "q", a->q.data, a->q.dtype, AMPI_IN, rows, d, s->ldq },
+        { "k", a->k.data, a->k.dtype, AMPI_IN, kv_rows, kv_d, s->ldk },
+        { "v", a->v.data, a->v.dtype, AMPI_IN, kv_rows, kv_d, s->ldv },
+        { "y", a->y.data, a->y.dtype, use ? AMPI_IN : AMPI_OUT, rows, d, s->ldy },
+        AMPI_ARG_F32(a->lse, use ? AMPI_IN : AMPI_OUT | AMPI_NULL, rows * s->heads),
+        { "lengths", s->lengths, AMP_F32, AMPI_NULL, AMPI_FLAT(s->batch) },
+        { "dy", a->dy.data, a->dy.dtype, AMPI_IN, rows, d, s->ldy },
+        { "dq", a->dq.data, a->dq.dtype, use, rows, d, s->ldq },
+        { "dk", a->dk.data, a->dk.dtype, use, kv_rows, kv_d, s->ldk },
+        { "dv", a->dv.data, a->dv.dtype, use, kv_rows, kv_d, s->ldv }
+    };
+    memcpy(list, all, sizeof all);
+    list[4].name = "lse";
+    return use ? AMPI_ATTENTION_OPERANDS : AMPI_ATTENTION_OPERANDS - 4;
+}
+
 AMP_DEF amp_result amp_attention_forward(const amp_attention_shape* shape, amp_ref q, amp_ref k,
         amp_ref v, amp_ref y, float* lse, const amp_exec* exec) {
     const char* op = "attention";
     ampi_attention a;
+    ampi_argument list[AMPI_ATTENTION_OPERANDS];
     AMPI_TRY(ampi_attention_check(&a, op, shape, exec));
-    const amp_attention_shape* s = &a.s;
-    const size_t rows = s->batch * s->queries, d = s->heads * s->head_size;
-    const size_t kv_d = s->kv_heads * s->head_size;
-    const size_t kv_rows = s->batch > 0 ? (s->batch - 1) * s->key_stride + s->keys : 0;
-    const ampi_argument list[] = {
-        { "q", q.data, q.dtype, AMPI_IN, rows, d, s->ldq },
-        { "k", k.data, k.dtype, AMPI_IN, kv_rows, kv_d, s->ldk },
-        { "v", v.data, v.dtype, AMPI_IN, kv_rows, kv_d, s->ldv },
-        { "y", y.data, y.dtype, AMPI_OUT, rows, d, s->ldy },
-        AMPI_ARG_F32(lse, AMPI_OUT | AMPI_NULL, rows * s->heads),
-        { "lengths", s->lengths, AMP_F32, AMPI_NULL, AMPI_FLAT(s->batch) }
-    };
-    AMPI_TRY(AMPI_CHECK_MATRICES(ampi_exec_logger(exec), op, list));
-    AMPI_TRY(ampi_attention_check_lengths(s, op, exec));
-    AMPI_TRY(ampi_check_exec(exec, op));
-    AMPI_COMPUTE_OP;
     a.q = q; a.k = k; a.v = v; a.y = y;
     a.lse = lse;
+    const size_t count = ampi_attention_operands(&a, 0, list);
+    AMPI_TRY(ampi_check_matrices(ampi_exec_logger(exec), op, list, count));
+    AMPI_TRY(ampi_attention_check_lengths(&a.s, op, exec));
+    AMPI_TRY(ampi_check_exec(exec, op));
+    AMPI_COMPUTE_OP;
     a.weight = ampi_tile_type(v, exec);
-    AMPI_GROW_WORKSPACE(amp_attention_workspace(s))
+    AMPI_GROW_WORKSPACE(amp_attention_workspace(&a.s))
     ampi_attention_run(&a, AMPI_ATTENTION_Y, exec);
     AMPI_DONE_OP;
 }
@@ -11973,39 +11987,25 @@ AMP_DEF amp_result amp_attention_backward(const amp_attention_shape* shape, amp_
         amp_ref k, amp_ref v, amp_ref y, const float* lse, amp_ref dq, amp_ref dk, amp_ref dv,
         int accumulate, const amp_exec* exec) {
     const char* op = "attention backward";
-    const int use = ampi_gradient_use(accumulate, AMP_ACCUMULATE_INPUT);
     ampi_attention a;
+    ampi_argument list[AMPI_ATTENTION_OPERANDS];
     AMPI_TRY(ampi_attention_check(&a, op, shape, exec));
-    const amp_attention_shape* s = &a.s;
-    const size_t rows = s->batch * s->queries, d = s->heads * s->head_size;
-    const size_t kv_d = s->kv_heads * s->head_size;
-    const size_t kv_rows = s->batch > 0 ? (s->batch - 1) * s->key_stride + s->keys : 0;
-    const ampi_argument list[] = {
-        { "dy", dy.data, dy.dtype, AMPI_IN, rows, d, s->ldy },
-        { "q", q.data, q.dtype, AMPI_IN, rows, d, s->ldq },
-        { "k", k.data, k.dtype, AMPI_IN, kv_rows, kv_d, s->ldk },
-        { "v", v.data, v.dtype, AMPI_IN, kv_rows, kv_d, s->ldv },
-        { "y", y.data, y.dtype, AMPI_IN, rows, d, s->ldy },
-        AMPI_ARG_F32(lse, AMPI_IN, rows * s->heads),
-        { "dq", dq.data, dq.dtype, use, rows, d, s->ldq },
-        { "dk", dk.data, dk.dtype, use, kv_rows, kv_d, s->ldk },
-        { "dv", dv.data, dv.dtype, use, kv_rows, kv_d, s->ldv },
-        { "lengths", s->lengths, AMP_F32, AMPI_NULL, AMPI_FLAT(s->batch) }
-    };
-    AMPI_TRY(AMPI_CHECK_MATRICES(ampi_exec_logger(exec), op, list));
-    AMPI_TRY(ampi_attention_check_lengths(s, op, exec));
-    AMPI_TRY(ampi_check_exec(exec, op));
-    AMPI_COMPUTE_OP;
     a.q = q; a.k = k; a.v = v; a.y = y; a.dy = dy; a.dq = dq; a.dk = dk; a.dv = dv;
     a.lse = (float*)ampi_mutable(lse);
     a.accumulate = accumulate;
+    const size_t count = ampi_attention_operands(&a,
+        ampi_gradient_use(accumulate, AMP_ACCUMULATE_INPUT), list);
+    AMPI_TRY(ampi_check_matrices(ampi_exec_logger(exec), op, list, count));
+    AMPI_TRY(ampi_attention_check_lengths(&a.s, op, exec));
+    AMPI_TRY(ampi_check_exec(exec, op));
+    AMPI_COMPUTE_OP;
     a.weight = ampi_tile_type(v, exec);
     a.slope = ampi_tile_type(q, exec);
-    AMPI_GROW_WORKSPACE(amp_attention_workspace(s))
+    AMPI_GROW_WORKSPACE(amp_attention_workspace(&a.s))
 
     /* Tiles take five products, those of two passes together seven. */
-    const size_t all = ampi_attention_shares(s, s->batch * s->kv_heads);
-    const size_t threads = ampi_attention_shares(s, SIZE_MAX);
+    const size_t all = ampi_attention_shares(&a.s, a.s.batch * a.s.kv_heads);
+    const size_t threads = ampi_attention_shares(&a.s, SIZE_MAX);
     if (7 * all >= 5 * threads && ampi_room(exec) >= ampi_attention_each(&a, AMPI_ATTENTION_ALL)) {
         ampi_attention_run(&a, AMPI_ATTENTION_ALL, exec);
     } else {
@@ -12027,20 +12027,32 @@ typedef struct ampi_rope {
     uint64_t turns[AMPI_ROPE_PAIRS];  /* of a pair from a position to the next, times 2^64 */
 } ampi_rope;
 
-/* theta^(-i / pairs) / (2 pi), times 2^64, for each pair i. The root x = theta^(-1 / pairs) comes
-   from Newton's method, which falls to it from 1: by a factor of about e^(1 / pairs) each time
-   while it is far. */
-AMPI_FN void ampi_rope_turns(ampi_rope* r, double theta) {
-    const int64_t pairs = (int64_t)(r->s.head_size / 2);
-    const double to = 1.0 / theta;
+/* theta^(-1 / pairs), by Newton's method, which falls to this root from 1: by a factor of about
+   e^(1 / pairs) each time while it is far. */
+AMPI_FN double ampi_rope_root(const amp_rope_shape* s) {
+    const int64_t pairs = (int64_t)(s->head_size / 2);
+    const double to = 1.0 / (double)s->theta;
     double x = 1.0;
     for (int n = 0; n < 128; n++) {
         const double power = ampi_pow_int(x, pairs - 1);
         x -= (ampi_mul64(x, power) - to) / ampi_mul64((double)pairs, power);
     }
-    for (int64_t i = 0; i < pairs; i++)
-        r->turns[i] = (uint64_t)ampi_mul64(ampi_mul64(ampi_pow_int(x, i), 0.15915494309189535),
-            18446744073709551616.0);
+    return x;
+}
+
+/* What pair i turns from a position to the next, times 2^64: root^i / (2 pi). */
+AMPI_HD AMPI_FN uint64_t ampi_rope_turn(double root, int64_t i) {
+    return (uint64_t)ampi_mul64(ampi_mul64(ampi_pow_int(root, i), 0.15915494309189535),
+        18446744073709551616.0);
+}
+
+/* Cosine and sine of a pair's angle at a position. */
+AMPI_HD AMPI_FN void ampi_rope_angle(uint64_t each, uint64_t position, float* cosine,
+        float* sine) {
+    /* the angle as a fraction of 2^64, less the nearest of four quarters: an eighth at most */
+    const uint64_t turn = position * each, quarter = (turn + ((uint64_t)1 << 61)) >> 62;
+    const int64_t rest = (int64_t)(turn - (quarter << 62));
+    ampi_turn(AMPI_FMA_NATIVE, (float)rest * 5.42101086e-20f, (int)quarter, cosine, sine);
 }
 
 /* What each element of a head and its partner in the pair are multiplied by at a position, for n
@@ -12049,13 +12061,10 @@ AMPI_FN void ampi_rope_factors(const ampi_rope* r, uint64_t position, float* own
         size_t n) {
     const size_t d = r->s.head_size, pairs = d / 2;
     for (size_t i = 0; i < pairs; i++) {
-        /* the angle as a fraction of 2^64, less the nearest of four quarters: an eighth at most */
-        const uint64_t turn = position * r->turns[i], quarter = (turn + ((uint64_t)1 << 61)) >> 62;
-        const int64_t rest = (int64_t)(turn - (quarter << 62));
         const size_t first = r->s.interleaved ? 2 * i : i;
         const size_t second = r->s.interleaved ? 2 * i + 1 : i + pairs;
         float c, s;
-        ampi_turn(AMPI_FMA_NATIVE, (float)rest * 5.42101086e-20f, (int)quarter, &c, &s);
+        ampi_rope_angle(r->turns[i], position, &c, &s);
         own[first] = own[second] = c;
         other[first] = -s * r->direction;
         other[second] = s * r->direction;
@@ -12102,24 +12111,31 @@ AMPI_FN void ampi_rope_position(const ampi_rope* r, size_t t) {
     }
 }
 
+/* Refuses a shape that is not valid; *s becomes it with its defaults. */
+AMPI_FN amp_result ampi_rope_check(amp_rope_shape* s, const char* op, const amp_rope_shape* shape,
+        const amp_exec* exec) {
+    AMPI_REFUSE_OP(!shape, AMP_ERR_ARGUMENT, "%s: the shape is NULL", op);
+    *s = *shape;
+    AMPI_REFUSE_OP(s->head_size == 0 || s->head_size % 2 != 0
+        || s->head_size > 2 * AMPI_ROPE_PAIRS, AMP_ERR_SHAPE,
+        "%s: head_size is %lld; it must be even, from 2 to 1024", op, ampi_shown(s->head_size));
+    const size_t heads = ampi_area(s->heads, s->head_size);
+    if (s->width == 0) s->width = heads;
+    AMPI_REFUSE_OP(s->width < heads, AMP_ERR_SHAPE,
+        "%s: the width is %lld, but a row has %lld heads of %lld elements", op,
+        ampi_shown(s->width), ampi_shown(s->heads), ampi_shown(s->head_size));
+    if (s->theta == 0.0f) s->theta = 10000.0f;
+    AMPI_REFUSE_OP(!ampi_in_range(&s->theta, 1.0f, AMPI_FLT_MAX), AMP_ERR_DESC,
+        "%s: theta must be finite and at least 1", op);
+    return AMP_OK;
+}
+
 /* Checks the operands x and y, with y's use, then turns position by position. */
 AMPI_FN amp_result ampi_rope_run(const char* op, const amp_rope_shape* shape, amp_ref x,
         amp_ref y, const char* const names[2], int use, float direction, const amp_exec* exec) {
     ampi_rope r;
-    AMPI_REFUSE_OP(!shape, AMP_ERR_ARGUMENT, "%s: the shape is NULL", op);
-    r.s = *shape;
+    AMPI_TRY(ampi_rope_check(&r.s, op, shape, exec));
     r.direction = direction;
-    AMPI_REFUSE_OP(r.s.head_size == 0 || r.s.head_size % 2 != 0
-        || r.s.head_size > 2 * AMPI_ROPE_PAIRS, AMP_ERR_SHAPE,
-        "%s: head_size is %lld; it must be even, from 2 to 1024", op, ampi_shown(r.s.head_size));
-    const size_t heads = ampi_area(r.s.heads, r.s.head_size);
-    if (r.s.width == 0) r.s.width = heads;
-    AMPI_REFUSE_OP(r.s.width < heads, AMP_ERR_SHAPE,
-        "%s: the width is %lld, but a row has %lld heads of %lld elements", op,
-        ampi_shown(r.s.width), ampi_shown(r.s.heads), ampi_shown(r.s.head_size));
-    if (r.s.theta == 0.0f) r.s.theta = 10000.0f;
-    AMPI_REFUSE_OP(!ampi_in_range(&r.s.theta, 1.0f, AMPI_FLT_MAX), AMP_ERR_DESC,
-        "%s: theta must be finite and at least 1", op);
     const size_t n = ampi_area(ampi_area(r.s.batch, r.s.positions), r.s.width);
     const ampi_argument list[] = {
         { names[0], x.data, x.dtype, AMPI_SAME, AMPI_FLAT(n) },
@@ -12128,7 +12144,8 @@ AMPI_FN amp_result ampi_rope_run(const char* op, const amp_rope_shape* shape, am
     AMPI_CHECK(op, n, list);
     AMPI_COMPUTE_OP;
     r.list = list;
-    ampi_rope_turns(&r, (double)r.s.theta);
+    const double root = ampi_rope_root(&r.s);
+    for (size_t i = 0; i < r.s.head_size / 2; i++) r.turns[i] = ampi_rope_turn(root, (int64_t)i);
     const int64_t positions = n > 0 && y.data ? (int64_t)r.s.positions : 0;
     AMPI_PARALLEL_OVER(n, for (int64_t t = 0; t < positions; t++)
         ampi_rope_position(&r, (size_t)t));

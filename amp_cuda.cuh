@@ -135,6 +135,10 @@ AMP_DEF amp_result amp_cuda_convert_with(amp_ref dst, amp_ref src, size_t n,
    exec->grows with backend = amp_cuda_backend(); enlarging it waits for the GPU.
    Order of sums. Maxima, activations, dropout, add and concat have the CPU's bits; averages,
    softmax and the sums of norms have one fixed order of their own.
+   Attention. Plain kernels, a block for each query or key, in one fixed order; heads of at most
+   1024 elements, else AMP_ERR_UNSUPPORTED; no workspace. lengths lie in device memory and are not
+   looked at: one beyond the keys counts as all. Embeddings and rope have the CPU's bits; a token
+   outside of the vocabulary makes its row NaN, and has no gradient.
    Losses. labels, loss and loss_scale lie in device memory. A label outside 0..K-1 cannot be
    reported without waiting for the GPU: it makes the loss and its row of the gradient NaN, so that
    a scaler skips the step. */
@@ -6251,43 +6255,420 @@ AMPI_CUDA(mul_backward, amp_ref dy, amp_ref a, amp_ref b, amp_ref da, amp_ref db
         q);
 }
 
-/* --- operators without a kernel --- */
+/* --- transpose --- */
 
-/* Refuses a call of an operator that has no kernel yet. */
-AMPI_FN amp_result ampi_cuda_no_kernel(const amp_exec* exec, const char* op) {
-    AMPI_REFUSE_OP(1, AMP_ERR_UNSUPPORTED, "%s: there is no kernel for a GPU yet", op);
+/* A thread for each element of y, n matrices of `rows` elements in a row. */
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_transpose(amp_ref x, amp_ref y,
+        size_t n, size_t rows, size_t columns) {
+    ampi_ptx_grid_wait();
+    const size_t each = rows * columns;
+    size_t i = (size_t)blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x;
+    for (; i < n * each; i += (size_t)gridDim.x * AMPI_CUDA_BLOCK)
+        ampi_d_store(y, i, ampi_d_load(x, i / each * each + i % rows * columns + i % each / rows));
+}
+
+/* The table's transpose_forward. */
+AMPI_CUDA(transpose_forward, amp_ref x, amp_ref y, size_t n, size_t rows, size_t columns) {
+    const char* op = "amp_cuda_transpose_forward";
+    const size_t all = ampi_area(n, ampi_area(rows, columns));
+    const ampi_argument list[] = { AMPI_ARG(x, AMPI_IN, all), AMPI_ARG(y, AMPI_OUT, all) };
+    AMPI_CUDA_CHECK(op, all, list);
+    if (all == 0) return AMP_OK;
+    return ampi_cuda_launch(exec, op, ampi_k_transpose, ampi_cuda_grid(all, AMPI_CUDA_BLOCK),
+        AMPI_CUDA_BLOCK, 0, ampi_cuda_ref(x), ampi_cuda_ref(y), n, rows, columns);
+}
+
+/* --- embedding --- */
+
+/* A call of an embedding: rows of d elements, of w or dw one for each of `vocabulary` tokens, of y
+   or dy one for each of n. */
+typedef struct ampi_cuda_embedding {
+    const int32_t* tokens;
+    amp_ref w, y;
+    size_t n, vocabulary, d;
+    int add;  /* dw is added to */
+} ampi_cuda_embedding;
+
+/* Checks a call; backward: w is dw, and results change sides. */
+AMPI_FN amp_result ampi_cuda_embedding_open(ampi_cuda_embedding* q, const char* op, int backward,
+        const amp_exec* exec) {
+    const size_t count = ampi_area(q->n, q->d), all = ampi_area(q->vocabulary, q->d);
+    const ampi_argument list[] = {
+        { backward ? "dw" : "w", q->w.data, q->w.dtype, backward ? AMPI_OUT | AMPI_NULL : AMPI_IN,
+            AMPI_FLAT(all) },
+        { backward ? "dy" : "y", q->y.data, q->y.dtype, backward ? AMPI_IN : AMPI_OUT,
+            AMPI_FLAT(count) } };
+    AMPI_CUDA_CHECK(op, count, list);
+    AMPI_REFUSE_OP(count > 0 && !q->tokens, AMP_ERR_ARGUMENT, "%s: tokens is NULL", op);
+    q->w = ampi_cuda_ref(q->w);
+    q->y = ampi_cuda_ref(q->y);
+    return ampi_cuda_check_pointer(exec, op, "tokens", q->tokens);
+}
+
+/* Copies rows; that of a token outside of the vocabulary is NaN. */
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_embedding(ampi_cuda_embedding q) {
+    ampi_ptx_grid_wait();
+    size_t i = (size_t)blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x;
+    for (; i < q.n * q.d; i += (size_t)gridDim.x * AMPI_CUDA_BLOCK) {
+        const int32_t token = q.tokens[i / q.d];
+        const int known = token >= 0 && (size_t)token < q.vocabulary;
+        ampi_d_store(q.y, i, known ? ampi_d_load(q.w, (size_t)token * q.d + i % q.d)
+            : ampi_float(0x7fc00000u));
+    }
+}
+
+/* The table's embedding_forward. */
+AMPI_CUDA(embedding_forward, const int32_t* tokens, amp_ref w, amp_ref y, size_t n,
+        size_t vocabulary, size_t d) {
+    const char* op = "amp_cuda_embedding_forward";
+    ampi_cuda_embedding q = { tokens, w, y, n, vocabulary, d, 0 };
+    AMPI_TRY(ampi_cuda_embedding_open(&q, op, 0, exec));
+    if (n == 0 || d == 0) return AMP_OK;
+    return ampi_cuda_launch(exec, op, ampi_k_embedding, ampi_cuda_grid(n * d, AMPI_CUDA_BLOCK),
+        AMPI_CUDA_BLOCK, 0, q);
+}
+
+/* A block for each position: where it is the first of its token, rows of dy of that token add up,
+   as positions ascend. */
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
+        ampi_k_embedding_backward(ampi_cuda_embedding q) {
+    ampi_ptx_grid_wait();
+    for (size_t first = blockIdx.x; first < q.n; first += gridDim.x) {
+        const int32_t token = q.tokens[first];
+        int earlier = token < 0 || (size_t)token >= q.vocabulary;
+        for (size_t i = threadIdx.x; i < first; i += AMPI_CUDA_BLOCK)
+            earlier |= q.tokens[i] == token;
+        if (__syncthreads_or(earlier)) continue;
+        for (size_t c = threadIdx.x; c < q.d; c += AMPI_CUDA_BLOCK) {
+            float sum = ampi_d_load(q.y, first * q.d + c);
+            for (size_t i = first + 1; i < q.n; i++)
+                if (q.tokens[i] == token) sum += ampi_d_load(q.y, i * q.d + c);
+            ampi_d_store_one(q.w, (size_t)token * q.d + c, sum, q.add);
+        }
+    }
+}
+
+/* The table's embedding_backward. */
+AMPI_CUDA(embedding_backward, amp_ref dy, const int32_t* tokens, amp_ref dw, int accumulate,
+        size_t n, size_t vocabulary, size_t d) {
+    const char* op = "amp_cuda_embedding_backward";
+    const int add = accumulate & AMP_ACCUMULATE_PARAMS;
+    ampi_cuda_embedding q = { tokens, dw, dy, n, vocabulary, d, add };
+    AMPI_TRY(ampi_cuda_embedding_open(&q, op, 1, exec));
+    if (!dw.data || d == 0) return AMP_OK;
+    if (!add)
+        AMPI_TRY(ampi_cuda_zero(dw.data, vocabulary * d * ampi_type_size(q.w.dtype), exec));
+    if (n == 0) return AMP_OK;
+    return ampi_cuda_launch(exec, op, ampi_k_embedding_backward, ampi_cuda_grid(n, 1),
+        AMPI_CUDA_BLOCK, 0, q);
+}
+
+/* --- attention --- */
+
+/* A block takes a query, or a key of a head of k and v, and all that it sees, AMPI_CUDA_BLOCK at a
+   time, in ascending order: a thread makes one score, then sums columns of results. */
+enum { AMPI_CUDA_RESULTS = 4, AMPI_CUDA_MAX_HEAD = AMPI_CUDA_RESULTS * AMPI_CUDA_BLOCK,
+       AMPI_CUDA_ATTENTION_SUMS = 64 };  /* doubles of sums over a block */
+/* Shared memory of such a block: sums, and two numbers for each thread. */
+enum { AMPI_CUDA_ATTENTION_SHARED = AMPI_CUDA_ATTENTION_SUMS * 8 + 2 * AMPI_CUDA_BLOCK * 4 };
+
+/* What a thread sums: columns threadIdx.x, and so on by the block's size. */
+typedef struct ampi_cuda_results { float v[AMPI_CUDA_RESULTS]; } ampi_cuda_results;
+
+/* The first element of a query in q (or y, by its ld), and of a key in k (or v). */
+AMPI_D size_t ampi_d_query(const ampi_attention& a, size_t ld, size_t b, size_t i, size_t h) {
+    return (b * a.s.queries + i) * ld + h * a.s.head_size;
+}
+
+AMPI_D size_t ampi_d_key(const ampi_attention& a, size_t ld, size_t b, size_t j, size_t g) {
+    return (b * a.s.key_stride + j) * ld + g * a.s.head_size;
+}
+
+/* Query number `task` of all heads and sequences, and the keys that it sees. */
+typedef struct ampi_cuda_query { size_t b, h, g, i; ampi_interval seen; } ampi_cuda_query;
+AMPI_D ampi_cuda_query ampi_d_query_of(const ampi_attention& a, size_t task) {
+    const size_t i = task % a.s.queries, head = task / a.s.queries, h = head % a.s.heads;
+    const size_t b = head / a.s.heads;
+    return { b, h, h / a.group, i, ampi_overlap(ampi_keys_of(&a.s, b, i), 0, a.s.keys) };
+}
+
+/* The product of two rows. */
+AMPI_D float ampi_d_row_dot(amp_ref x, size_t i, amp_ref y, size_t j, size_t n) {
+    float sum = 0.0f;
+    for (size_t c = 0; c < n; c++)
+        sum = ampi_fma(1, ampi_d_load(x, i + c), ampi_d_load(y, j + c), sum);
+    return sum;
+}
+
+/* v as an element of type t. */
+AMPI_D float ampi_d_rounded(float v, amp_dtype t) {
+    if (t == AMP_F16) return ampi_d_widen_half(ampi_d_round_half(v));
+    return t == AMP_BF16 ? ampi_float(ampi_bf16_widen(ampi_bf16_bits(ampi_bits(v)))) : v;
+}
+
+/* sums = sums * keep + the rows of x from element `at` on, ld elements apart, each times its
+   weight. */
+AMPI_D void ampi_d_weighted(ampi_cuda_results& sums, float keep, const float* weights, size_t rows,
+        amp_ref x, size_t at, size_t ld, size_t n) {
+    for (size_t t = 0, c = threadIdx.x; c < n; t++, c += AMPI_CUDA_BLOCK) {
+        float sum = 0.0f;
+        for (size_t r = 0; r < rows; r++)
+            sum = ampi_fma(1, weights[r], ampi_d_load(x, at + r * ld + c), sum);
+        sums.v[t] = ampi_fma(1, sums.v[t], keep, sum);
+    }
+}
+
+/* Sums become elements of y from `at` on, times `factor`. */
+AMPI_D void ampi_d_columns_out(const ampi_cuda_results& sums, float factor, amp_ref y, size_t at,
+        size_t n, int add) {
+    for (size_t t = 0, c = threadIdx.x; c < n; t++, c += AMPI_CUDA_BLOCK)
+        ampi_d_store_one(y, at + c, sums.v[t] * factor, add);
+}
+
+/* y and lse of each query, with the maximum and the sum of its keys so far. */
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_attention(ampi_attention a) {
+    ampi_ptx_grid_wait();
+    AMPI_SHARED(double, shared);
+    float* weights = (float*)(shared + AMPI_CUDA_ATTENTION_SUMS);
+    const amp_attention_shape& s = a.s;
+    for (size_t task = blockIdx.x; task < s.batch * s.heads * s.queries; task += gridDim.x) {
+        const ampi_cuda_query t = ampi_d_query_of(a, task);
+        const size_t q = ampi_d_query(a, s.ldq, t.b, t.i, t.h);
+        float max = -AMPI_FLT_MAX, sum = 0.0f;
+        ampi_cuda_results sums = {};
+        for (size_t j = t.seen.from; j < t.seen.to; j += AMPI_CUDA_BLOCK) {
+            const size_t keys = ampi_min_size(AMPI_CUDA_BLOCK, t.seen.to - j);
+            float score = ampi_float(0xff800000u);
+            if (threadIdx.x < keys)
+                score = s.scale * ampi_d_row_dot(a.q, q, a.k,
+                    ampi_d_key(a, s.ldk, t.b, j + threadIdx.x, t.g), s.head_size);
+
+            /* a NaN is passed over here, and comes back through exp */
+            const float old = max;
+            max = ampi_d_larger(max, ampi_d_group_max<AMPI_CUDA_BLOCK>(score == score ? score : old,
+                shared));
+            const float e = threadIdx.x < keys ? ampi_exp(1, score - max) : 0.0f;
+            const float keep = ampi_exp(1, old - max);
+            double total[1] = { (double)e };
+            ampi_d_group_sum<AMPI_CUDA_BLOCK>(total, shared);
+            sum = ampi_fma(1, sum, keep, (float)total[0]);
+            weights[threadIdx.x] = ampi_d_rounded(e, a.weight);
+            __syncthreads();
+            ampi_d_weighted(sums, keep, weights, keys, a.v, ampi_d_key(a, s.ldv, t.b, j, t.g),
+                s.ldv, s.head_size);
+            __syncthreads();
+        }
+        const int none = t.seen.from == t.seen.to;
+        ampi_d_columns_out(sums, none ? 0.0f : 1.0f / sum, a.y,
+            ampi_d_query(a, s.ldy, t.b, t.i, t.h), s.head_size, 0);
+        if (threadIdx.x == 0 && a.lse)
+            a.lse[task] = none ? ampi_float(0xff800000u) : max + ampi_log(1, sum);
+    }
+}
+
+/* What a score's weight and slope are, see impl-attention of amp.h: of query i and key j. */
+AMPI_D float ampi_d_attention_slope(const ampi_attention& a, size_t b, size_t h, size_t i, size_t j,
+        float dot_y, float* weight) {
+    const amp_attention_shape& s = a.s;
+    const size_t g = h / a.group;
+    const float score = s.scale * ampi_d_row_dot(a.q, ampi_d_query(a, s.ldq, b, i, h), a.k,
+        ampi_d_key(a, s.ldk, b, j, g), s.head_size);
+    const float slope = ampi_d_row_dot(a.dy, ampi_d_query(a, s.ldy, b, i, h), a.v,
+        ampi_d_key(a, s.ldv, b, j, g), s.head_size);
+    *weight = ampi_exp(1, score - a.lse[(b * s.heads + h) * s.queries + i]);
+    return *weight * (slope - dot_y);
+}
+
+/* dq of each query. */
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_attention_dq(ampi_attention a) {
+    ampi_ptx_grid_wait();
+    AMPI_SHARED(double, shared);
+    float* slopes = (float*)(shared + AMPI_CUDA_ATTENTION_SUMS);
+    const amp_attention_shape& s = a.s;
+    for (size_t task = blockIdx.x; task < s.batch * s.heads * s.queries; task += gridDim.x) {
+        const ampi_cuda_query t = ampi_d_query_of(a, task);
+        const size_t y = ampi_d_query(a, s.ldy, t.b, t.i, t.h);
+        const float dot_y = ampi_d_row_dot(a.dy, y, a.y, y, s.head_size);
+        ampi_cuda_results sums = {};
+        for (size_t j = t.seen.from; j < t.seen.to; j += AMPI_CUDA_BLOCK) {
+            const size_t keys = ampi_min_size(AMPI_CUDA_BLOCK, t.seen.to - j);
+            float weight;
+            if (threadIdx.x < keys)
+                slopes[threadIdx.x] = ampi_d_rounded(ampi_d_attention_slope(a, t.b, t.h,
+                    t.i, j + threadIdx.x, dot_y, &weight), a.slope);
+            __syncthreads();
+            ampi_d_weighted(sums, 1.0f, slopes, keys, a.k,
+                ampi_d_key(a, s.ldk, t.b, j, t.g), s.ldk, s.head_size);
+            __syncthreads();
+        }
+        ampi_d_columns_out(sums, s.scale, a.dq, ampi_d_query(a, s.ldq, t.b, t.i, t.h), s.head_size,
+            a.accumulate & AMP_ACCUMULATE_INPUT);
+    }
+}
+
+/* dk and dv of each key: over the heads of its group, then over the queries that see it. */
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_attention_dkv(ampi_attention a) {
+    ampi_ptx_grid_wait();
+    AMPI_SHARED(double, shared);
+    float *slopes = (float*)(shared + AMPI_CUDA_ATTENTION_SUMS), *weights = slopes
+        + AMPI_CUDA_BLOCK;
+    const amp_attention_shape& s = a.s;
+    const int add = a.accumulate & AMP_ACCUMULATE_INPUT;
+    for (size_t task = blockIdx.x; task < s.batch * s.kv_heads * s.keys; task += gridDim.x) {
+        const size_t j = task % s.keys, g = task / s.keys % s.kv_heads;
+        const size_t b = task / s.keys / s.kv_heads;
+        ampi_interval seen = ampi_queries_of(&s, b, j);
+        if (s.lengths && j >= (size_t)s.lengths[b]) seen.to = seen.from;
+        ampi_cuda_results dk = {}, dv = {};
+        for (size_t h = g * a.group; h < (g + 1) * a.group; h++)
+            for (size_t i = seen.from; i < seen.to; i += AMPI_CUDA_BLOCK) {
+                const size_t rows = ampi_min_size(AMPI_CUDA_BLOCK, seen.to - i);
+                if (threadIdx.x < rows) {
+                    const size_t y = ampi_d_query(a, s.ldy, b, i + threadIdx.x, h);
+                    float weight;
+                    slopes[threadIdx.x] = ampi_d_rounded(ampi_d_attention_slope(a, b, h,
+                        i + threadIdx.x, j, ampi_d_row_dot(a.dy, y, a.y, y, s.head_size), &weight),
+                        a.slope);
+                    weights[threadIdx.x] = ampi_d_rounded(weight, a.weight);
+                }
+                __syncthreads();
+                ampi_d_weighted(dk, 1.0f, slopes, rows, a.q, ampi_d_query(a, s.ldq, b, i, h),
+                    s.ldq, s.head_size);
+                ampi_d_weighted(dv, 1.0f, weights, rows, a.dy, ampi_d_query(a, s.ldy, b, i, h),
+                    s.ldy, s.head_size);
+                __syncthreads();
+            }
+        ampi_d_columns_out(dk, s.scale, a.dk, ampi_d_key(a, s.ldk, b, j, g), s.head_size, add);
+        ampi_d_columns_out(dv, 1.0f, a.dv, ampi_d_key(a, s.ldv, b, j, g), s.head_size, add);
+    }
+}
+
+/* Checks a call whose operands are in *a, and gives them the types that kernels take. use: of
+   gradients, 0 in forward. */
+AMPI_FN amp_result ampi_cuda_attention_open(ampi_attention* a, const char* op, int use,
+        const amp_exec* exec) {
+    ampi_argument list[AMPI_ATTENTION_OPERANDS];
+    const size_t count = ampi_attention_operands(a, use, list);
+    AMPI_REFUSE_OP(a->s.head_size > AMPI_CUDA_MAX_HEAD, AMP_ERR_UNSUPPORTED,
+        "%s: heads of %llu elements; at most %d can be", op, (ampi_ull)a->s.head_size,
+        (int)AMPI_CUDA_MAX_HEAD);
+    AMPI_TRY(ampi_cuda_check_operands(exec, op, a->s.batch, list, count));
+    AMPI_TRY(ampi_cuda_check_rounding(exec, op));
+    for (amp_ref* r : { &a->q, &a->k, &a->v, &a->y, &a->dy, &a->dq, &a->dk, &a->dv })
+        *r = ampi_cuda_ref(*r);
+    a->weight = a->v.dtype;
+    a->slope = a->q.dtype;
+    return AMP_OK;
 }
 
 AMPI_FN size_t ampi_cuda_attention_workspace(const amp_attention_shape*) { return 0; }
 
-AMPI_CUDA(embedding_forward, const int32_t*, amp_ref, amp_ref, size_t, size_t, size_t) {
-    return ampi_cuda_no_kernel(exec, "amp_cuda_embedding_forward");
+/* The table's attention_forward. */
+AMPI_CUDA(attention_forward, const amp_attention_shape* shape, amp_ref q, amp_ref k, amp_ref v,
+        amp_ref y, float* lse) {
+    const char* op = "amp_cuda_attention_forward";
+    ampi_attention a;
+    AMPI_TRY(ampi_attention_check(&a, op, shape, exec));
+    a.q = q; a.k = k; a.v = v; a.y = y;
+    a.lse = lse;
+    AMPI_TRY(ampi_cuda_attention_open(&a, op, 0, exec));
+    if (a.s.batch == 0) return AMP_OK;
+    return ampi_cuda_launch(exec, op, ampi_k_attention,
+        ampi_cuda_grid(a.s.batch * a.s.heads * a.s.queries, 1), AMPI_CUDA_BLOCK,
+        AMPI_CUDA_ATTENTION_SHARED, a);
 }
 
-AMPI_CUDA(embedding_backward, amp_ref, const int32_t*, amp_ref, int, size_t, size_t, size_t) {
-    return ampi_cuda_no_kernel(exec, "amp_cuda_embedding_backward");
+/* The table's attention_backward. */
+AMPI_CUDA(attention_backward, const amp_attention_shape* shape, amp_ref dy, amp_ref q, amp_ref k,
+        amp_ref v, amp_ref y, const float* lse, amp_ref dq, amp_ref dk, amp_ref dv,
+        int accumulate) {
+    const char* op = "amp_cuda_attention_backward";
+    ampi_attention a;
+    AMPI_TRY(ampi_attention_check(&a, op, shape, exec));
+    a.q = q; a.k = k; a.v = v; a.y = y; a.dy = dy; a.dq = dq; a.dk = dk; a.dv = dv;
+    a.lse = (float*)ampi_mutable(lse);
+    a.accumulate = accumulate;
+    AMPI_TRY(ampi_cuda_attention_open(&a, op, AMPI_OUT | AMPI_NULL, exec));
+    if (a.s.batch == 0) return AMP_OK;
+    if (dk.data || dv.data)
+        AMPI_TRY(ampi_cuda_launch(exec, op, ampi_k_attention_dkv,
+            ampi_cuda_grid(a.s.batch * a.s.kv_heads * a.s.keys, 1), AMPI_CUDA_BLOCK,
+            AMPI_CUDA_ATTENTION_SHARED, a));
+    if (!dq.data) return AMP_OK;
+    return ampi_cuda_launch(exec, op, ampi_k_attention_dq,
+        ampi_cuda_grid(a.s.batch * a.s.heads * a.s.queries, 1), AMPI_CUDA_BLOCK,
+        AMPI_CUDA_ATTENTION_SHARED, a);
 }
 
-AMPI_CUDA(transpose_forward, amp_ref, amp_ref, size_t, size_t, size_t) {
-    return ampi_cuda_no_kernel(exec, "amp_cuda_transpose_forward");
+/* --- rope --- */
+
+/* A call of the rotary embedding. */
+typedef struct ampi_cuda_rope {
+    amp_rope_shape s;
+    amp_ref x, y;
+    double root;      /* see ampi_rope_root */
+    float direction;  /* -1 turns back */
+    int add;          /* y is added to */
+} ampi_cuda_rope;
+
+/* A thread for each element: that of a pair's first turns the pair; the bits are the CPU's. */
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_rope(ampi_cuda_rope q) {
+    ampi_ptx_grid_wait();
+    const size_t width = q.s.width, d = q.s.head_size, all = q.s.batch * q.s.positions * width;
+    size_t i = (size_t)blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x;
+    for (; i < all; i += (size_t)gridDim.x * AMPI_CUDA_BLOCK) {
+        const size_t column = i % width, place = column % d;
+        if (column >= q.s.heads * d) {
+            ampi_d_store_one(q.y, i, ampi_d_load(q.x, i), q.add);
+            continue;
+        }
+        if (q.s.interleaved ? place % 2 : place >= d / 2) continue;
+
+        const size_t pair = q.s.interleaved ? place / 2 : place;
+        const size_t second = i + (q.s.interleaved ? 1 : d / 2);
+        const float a = ampi_d_load(q.x, i), b = ampi_d_load(q.x, second);
+        float c, s;
+        ampi_rope_angle(ampi_rope_turn(q.root, (int64_t)pair),
+            (uint64_t)(q.s.offset + i / width % q.s.positions), &c, &s);
+        s *= q.direction;
+        ampi_d_store_one(q.y, i, ampi_fma(1, a, c, -__fmul_rn(b, s)), q.add);
+        ampi_d_store_one(q.y, second, ampi_fma(1, b, c, __fmul_rn(a, s)), q.add);
+    }
 }
 
-AMPI_CUDA(attention_forward, const amp_attention_shape*, amp_ref, amp_ref, amp_ref, amp_ref,
-        float*) {
-    return ampi_cuda_no_kernel(exec, "amp_cuda_attention_forward");
+/* Turns x into y, whose use is `use`. */
+AMPI_FN amp_result ampi_cuda_rope_run(const char* op, const amp_rope_shape* shape,
+        const char* const names[2], amp_ref x, amp_ref y, float direction, int use,
+        const amp_exec* exec) {
+    ampi_cuda_rope q = {};
+    AMPI_TRY(ampi_rope_check(&q.s, op, shape, exec));
+    const size_t n = ampi_area(ampi_area(q.s.batch, q.s.positions), q.s.width);
+    const ampi_argument list[] = { { names[0], x.data, x.dtype, AMPI_SAME, AMPI_FLAT(n) },
+        { names[1], y.data, y.dtype, use, AMPI_FLAT(n) } };
+    AMPI_CUDA_CHECK(op, n, list);
+    if (n == 0 || !y.data) return AMP_OK;
+    q.x = ampi_cuda_ref(x);
+    q.y = ampi_cuda_ref(y);
+    q.root = ampi_rope_root(&q.s);
+    q.direction = direction;
+    q.add = use & AMPI_ADDS;
+    return ampi_cuda_launch(exec, op, ampi_k_rope, ampi_cuda_grid(n, AMPI_CUDA_BLOCK),
+        AMPI_CUDA_BLOCK, 0, q);
 }
 
-AMPI_CUDA(attention_backward, const amp_attention_shape*, amp_ref, amp_ref, amp_ref, amp_ref,
-        amp_ref, const float*, amp_ref, amp_ref, amp_ref, int) {
-    return ampi_cuda_no_kernel(exec, "amp_cuda_attention_backward");
+/* The table's rope_forward. */
+AMPI_CUDA(rope_forward, const amp_rope_shape* s, amp_ref x, amp_ref y) {
+    static const char* const names[] = { "x", "y" };
+    return ampi_cuda_rope_run("amp_cuda_rope_forward", s, names, x, y, 1.0f, AMPI_OUT | AMPI_SAME,
+        exec);
 }
 
-AMPI_CUDA(rope_forward, const amp_rope_shape*, amp_ref, amp_ref) {
-    return ampi_cuda_no_kernel(exec, "amp_cuda_rope_forward");
-}
-
-AMPI_CUDA(rope_backward, const amp_rope_shape*, amp_ref, amp_ref, int) {
-    return ampi_cuda_no_kernel(exec, "amp_cuda_rope_backward");
+/* The table's rope_backward. */
+AMPI_CUDA(rope_backward, const amp_rope_shape* s, amp_ref dy, amp_ref dx, int accumulate) {
+    static const char* const names[] = { "dy", "dx" };
+    const int use = ampi_gradient_use(accumulate, AMP_ACCUMULATE_INPUT);
+    return ampi_cuda_rope_run("amp_cuda_rope_backward", s, names, dy, dx, -1.0f,
+        use & AMPI_ADDS ? use : use | AMPI_SAME, exec);
 }
 
 /* >>impl-loss   Losses: softmax cross-entropy by rows; mean squared error and binary cross-entropy

@@ -1501,6 +1501,142 @@ static void test_loss_special() {
         }
 }
 
+/* --- sequences ----------------------------------------------------------------------------- */
+
+/* The bits of the CPU, in any types; a token that is none makes a row of NaNs, and has no gradient. */
+static void test_embedding() {
+    const size_t n = 70, vocabulary = 11, d = 300;
+    std::vector<int32_t> tokens(n);
+    for (size_t i = 0; i < n; i++) tokens[i] = (int32_t)(i * i % (vocabulary - 1));
+    for (amp_dtype t : TYPES) for (amp_dtype o : TYPES) for (int add : { 0, 1 }) {
+        Tensor w(t, vocabulary * d, 1), y(o, n * d, 3), dw(t, vocabulary * d, 2);
+        Labels device(n, 1);
+        device.host = tokens;
+        device.send();
+        w.fill(ordinary); y.fill(ordinary); dw.fill(ordinary);
+        Bytes hdw = dw.get(), hy(n * d * amp_dtype_size(o));
+        const Bytes hw = w.get(), hdy = y.get();
+        CHECK(cuda->embedding_backward(amp_ref_of(y.dev, o), device.dev(), amp_ref_of(dw.dev, t), add, n, vocabulary, d, nullptr)
+            == AMP_OK);
+        CHECK(amp_embedding_backward(amp_ref_of(hdy.data(), o), tokens.data(), amp_ref_of(hdw.data(), t), add, n, vocabulary, d,
+            nullptr) == AMP_OK);
+        CHECK(dw.get() == hdw);
+        CHECK(cuda->embedding_forward(device.dev(), amp_ref_of(w.dev, t), amp_ref_of(y.dev, o), n, vocabulary, d, nullptr) == AMP_OK);
+        CHECK(amp_embedding_forward(tokens.data(), amp_ref_of(hw.data(), t), amp_ref_of(hy.data(), o), n, vocabulary, d, nullptr)
+            == AMP_OK);
+        CHECK(y.get() == hy);
+    }
+    Tensor w(AMP_F32, vocabulary * d), y(AMP_F32, n * d), dw(AMP_F32, vocabulary * d);
+    Labels device(n, 1);
+    w.fill(ordinary); y.fill(ordinary);
+    tokens.assign(n, -1);
+    tokens[n / 2] = (int32_t)vocabulary;
+    device.host = tokens;
+    device.send();
+    CHECK(cuda->embedding_backward(amp_f32(y.floats()), device.dev(), amp_f32(dw.floats()), 0, n, vocabulary, d, nullptr) == AMP_OK);
+    CHECK(cuda->embedding_forward(device.dev(), amp_f32(w.floats()), amp_f32(y.floats()), n, vocabulary, d, nullptr) == AMP_OK);
+    for (double v : dw.values()) CHECK(v == 0);
+    for (double v : y.values()) CHECK(std::isnan(v));
+}
+
+static void test_transpose() {
+    for (amp_dtype t : TYPES) for (amp_dtype o : TYPES) {
+        const size_t n = 3, rows = 7, columns = 45;
+        Tensor x(t, n * rows * columns, 1), y(o, n * rows * columns, 2);
+        x.fill(ordinary);
+        const Bytes hx = x.get();
+        Bytes hy = y.get();
+        CHECK(cuda->transpose_forward(amp_ref_of(x.dev, t), amp_ref_of(y.dev, o), n, rows, columns, nullptr) == AMP_OK);
+        CHECK(amp_transpose_forward(amp_ref_of(hx.data(), t), amp_ref_of(hy.data(), o), n, rows, columns, nullptr) == AMP_OK);
+        CHECK(y.get() == hy);
+    }
+}
+
+/* The bits of the CPU, forward and back, in place and added. */
+static void test_rope() {
+    const amp_rope_shape shapes[] = { { 2, 7, 3, 8, 0, 0, 0, 0 }, { 1, 5, 2, 6, 20, 500000.0f, 1, 1000000 }, { 3, 1, 1, 1024, 1030, 0, 0, 3 } };
+    for (const amp_rope_shape& s : shapes) for (amp_dtype t : TYPES) for (int variant : { 0, 1, 2 }) {
+        const size_t n = s.batch * s.positions * (s.width ? s.width : s.heads * s.head_size);
+        Tensor x(t, n, 1), y(variant ? AMP_F32 : t, n, 2);
+        x.fill(ordinary); y.fill(ordinary);
+        Bytes hx = x.get(), hy = y.get();
+        if (variant == 0) {      /* in place */
+            CHECK(cuda->rope_forward(&s, amp_ref_of(x.dev, t), amp_ref_of(x.dev, t), nullptr) == AMP_OK);
+            CHECK(amp_rope_forward(&s, amp_ref_of(hx.data(), t), amp_ref_of(hx.data(), t), nullptr) == AMP_OK);
+            CHECK(x.get() == hx);
+        }
+        const int add = variant == 2 ? AMP_ACCUMULATE_INPUT : 0;
+        CHECK(cuda->rope_backward(&s, amp_ref_of(x.dev, t), amp_ref_of(y.dev, y.type), add, nullptr) == AMP_OK);
+        CHECK(amp_rope_backward(&s, amp_ref_of(hx.data(), t), amp_ref_of(hy.data(), y.type), add, nullptr) == AMP_OK);
+        CHECK(y.get() == hy);
+    }
+}
+
+/* Against the CPU's operator, which has a double reference of its own. Sums differ in their order, exp and the rounding
+   of weights in their last place. */
+static void check_attention(amp_attention_shape s, amp_dtype t, const std::vector<int32_t>& lengths, int add) {
+    amp_attention_shape c = s;
+    Labels device(s.batch, 1);
+    if (!lengths.empty()) {
+        device.host = lengths;
+        device.send();
+        s.lengths = device.dev();
+        c.lengths = lengths.data();
+    }
+    const size_t keys = s.keys ? s.keys : s.queries, kv = s.kv_heads ? s.kv_heads : s.heads, stride = s.key_stride ? s.key_stride : keys;
+    const size_t row = s.ldq ? s.ldq : s.heads * s.head_size, kv_row = s.ldk ? s.ldk : kv * s.head_size;
+    const size_t nq = s.batch * s.queries * row, nk = s.batch * stride * kv_row, ny = s.batch * s.queries * s.heads * s.head_size;
+    Tensor q(t, nq, 1), k(t, nk, 2), v(t, nk), y(t, ny), dy(t, ny, 3), lse(AMP_F32, s.batch * s.heads * s.queries);
+    Tensor dq(AMP_F32, nq, 1), dk(t, nk), dv(AMP_F32, nk);
+    for (Tensor* x : { &q, &k, &v, &y, &dy, &dq, &dk, &dv, &lse }) x->fill(ordinary);
+    const Bytes hq = q.get(), hk = k.get(), hv = v.get(), hdy = dy.get();
+    Bytes hy = y.get(), hl = lse.get(), hdq = dq.get(), hdk = dk.get(), hdv = dv.get();
+    const auto host = [](const Bytes& b, amp_dtype type) { return amp_ref_of(b.data(), type); };
+    CHECK(cuda->attention_forward(&s, amp_ref_of(q.dev, t), amp_ref_of(k.dev, t), amp_ref_of(v.dev, t), amp_ref_of(y.dev, t),
+        lse.floats(), nullptr) == AMP_OK);
+    CHECK(amp_attention_forward(&c, host(hq, t), host(hk, t), host(hv, t), host(hy, t), (float*)(void*)hl.data(), nullptr) == AMP_OK);
+    const auto close = [&](const char* what, const Tensor& x, const Bytes& want) {
+        Bounded b(x.n);
+        for (size_t i = 0; i < x.n; i++) b.value[i] = (double)x.value(want, i);
+        for (size_t i = 0; i < x.n; i++)
+            b.error[i] = (t == AMP_F32 ? 2e-5 : t == AMP_F16 ? 4e-3 : 3e-2) * (1 + fabs(b.value[i]));
+        check_bounded(what, x, b);
+    };
+    close("attention, lse", lse, hl);
+    close("attention, y", y, hy);
+    OK(cudaMemcpy(y.dev, hy.data(), hy.size(), cudaMemcpyHostToDevice));
+    OK(cudaMemcpy(lse.dev, hl.data(), hl.size(), cudaMemcpyHostToDevice));
+    CHECK(cuda->attention_backward(&s, amp_ref_of(dy.dev, t), amp_ref_of(q.dev, t), amp_ref_of(k.dev, t), amp_ref_of(v.dev, t),
+        amp_ref_of(y.dev, t), lse.floats(), amp_ref_of(dq.dev, AMP_F32), amp_ref_of(dk.dev, t), amp_ref_of(dv.dev, AMP_F32), add,
+        nullptr) == AMP_OK);
+    CHECK(amp_attention_backward(&c, host(hdy, t), host(hq, t), host(hk, t), host(hv, t), host(hy, t),
+        (const float*)(const void*)hl.data(), host(hdq, AMP_F32), host(hdk, t), host(hdv, AMP_F32), add, nullptr) == AMP_OK);
+    close("attention, dq", dq, hdq);
+    close("attention, dk", dk, hdk);
+    close("attention, dv", dv, hdv);
+}
+static void test_attention() {
+    const auto shape = [](size_t batch, size_t queries, size_t keys, size_t heads, size_t kv_heads, size_t head_size, int causal,
+                          size_t window, float scale) {
+        amp_attention_shape s = {};
+        s.batch = batch; s.queries = queries; s.keys = keys; s.heads = heads; s.kv_heads = kv_heads; s.head_size = head_size;
+        s.causal = causal; s.window = window; s.scale = scale;
+        return s;
+    };
+    for (amp_dtype t : TYPES) {
+        check_attention(shape(2, 5, 0, 2, 0, 8, 1, 0, 0), t, {}, 0);
+        check_attention(shape(1, 7, 19, 4, 2, 3, 1, 4, 0.5f), t, {}, AMP_ACCUMULATE_INPUT);
+        check_attention(shape(3, 4, 6, 2, 1, 16, 0, 0, 0), t, { 6, 0, 3 }, 0);
+    }
+    check_attention(shape(1, 3, 600, 1, 1, 4, 1, 0, 0), AMP_F32, {}, 0);        /* several rounds of keys */
+    check_attention(shape(1, 530, 2, 2, 1, 2, 0, 0, 0), AMP_F32, { 1 }, 0);     /* and of queries */
+    check_attention(shape(1, 2, 3, 1, 1, 700, 0, 0, 0), AMP_F32, {}, AMP_ACCUMULATE_INPUT);
+    amp_attention_shape s = shape(2, 3, 4, 2, 2, 4, 1, 0, 0);
+    s.key_stride = 6;
+    s.ldq = 24; s.ldk = 24; s.ldv = 24;
+    check_attention(s, AMP_F16, { 4, 2 }, 0);
+}
+
 /* --- gradients that are added to, rows apart, labels ignored, statistics computed anew --- */
 
 /* `run` writes dx of n elements: what it adds is its FP32 result, rounded once with what was there. */
@@ -2167,6 +2303,23 @@ static void test_number_errors() {
     CHECK_REFUSED(log, AMP_ERR_DESC, "amp_cuda_group_norm_forward: 3 groups do not divide 4 channels",
                   cuda->group_norm_forward(&groups, amp_ref_of(x.dev, AMP_F32), AMP_NONE, AMP_NONE, nullptr, nullptr,
                       amp_ref_of(out.dev, AMP_F32), e));
+    amp_attention_shape attention = {};
+    const amp_ref xr = amp_ref_of(x.dev, AMP_F32), outr = amp_ref_of(out.dev, AMP_F32);
+    attention.batch = attention.queries = attention.heads = 1;
+    attention.head_size = 1025;
+    CHECK_REFUSED(log, AMP_ERR_UNSUPPORTED, "amp_cuda_attention_forward: heads of 1025 elements",
+                  cuda->attention_forward(&attention, xr, xr, xr, outr, nullptr, e));
+    attention.head_size = 4;
+    CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "amp_cuda_attention_backward: lse is NULL",
+                  cuda->attention_backward(&attention, xr, xr, xr, xr, xr, nullptr, outr, AMP_NONE, AMP_NONE, 0, e));
+    CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "amp_cuda_attention_forward: the shape is NULL",
+                  cuda->attention_forward(nullptr, xr, xr, xr, outr, nullptr, e));
+    amp_rope_shape rope = { 1, 2, 1, 3, 0, 0, 0, 0 };
+    CHECK_REFUSED(log, AMP_ERR_SHAPE, "amp_cuda_rope_forward: head_size is 3", cuda->rope_forward(&rope, xr, outr, e));
+    CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "amp_cuda_embedding_forward: tokens is NULL",
+                  cuda->embedding_forward(nullptr, xr, outr, 2, 2, 2, e));
+    CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "amp_cuda_embedding_backward: dy is NULL",
+                  cuda->embedding_backward(AMP_NONE, labels.dev(), outr, 0, 2, 2, 2, e));
     CHECK_REFUSED(log, AMP_ERR_DESC, "amp_cuda_rms_norm_forward: eps -1",
                   cuda->rms_norm_forward(amp_ref_of(x.dev, AMP_F32), AMP_NONE, -1.0f, nullptr, amp_ref_of(out.dev, AMP_F32), 8, 8, e));
     CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "amp_cuda_rms_norm_backward: save_invstd is NULL",
@@ -2291,6 +2444,10 @@ int main(int argc, char** argv) {
     TEST(test_rms_norm);
     TEST(test_group_norm);
     TEST(test_layer_norm_of_nothing);
+    TEST(test_embedding);
+    TEST(test_transpose);
+    TEST(test_rope);
+    TEST(test_attention);
     TEST(test_softmax);
     TEST(test_row_turns);
     TEST(test_softmax_special);
