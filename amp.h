@@ -10725,6 +10725,7 @@ AMP_DEF amp_result amp_rms_norm_backward(amp_ref dy, amp_ref x, amp_ref gamma, f
         dgamma, AMP_NONE, accumulate, exec);
 }
 
+/* A norm of the shape's rows. */
 AMP_DEF amp_result amp_group_norm_forward(const amp_group_norm_shape* s, amp_ref x, amp_ref gamma,
         amp_ref beta, float* save_mean, float* save_invstd, amp_ref y, const amp_exec* exec) {
     ampi_rows f;
@@ -10733,6 +10734,7 @@ AMP_DEF amp_result amp_group_norm_forward(const amp_group_norm_shape* s, amp_ref
         save_invstd, y, exec);
 }
 
+/* The gradients of such a norm. */
 AMP_DEF amp_result amp_group_norm_backward(const amp_group_norm_shape* s, amp_ref dy, amp_ref x,
         amp_ref gamma, const float* save_mean, const float* save_invstd, amp_ref dx,
         amp_ref dgamma, amp_ref dbeta, int accumulate, const amp_exec* exec) {
@@ -11962,6 +11964,7 @@ AMPI_FN size_t ampi_attention_operands(const ampi_attention* a, int use,
     return use ? AMPI_ATTENTION_OPERANDS : AMPI_ATTENTION_OPERANDS - 4;
 }
 
+/* One pass over tiles. */
 AMP_DEF amp_result amp_attention_forward(const amp_attention_shape* shape, amp_ref q, amp_ref k,
         amp_ref v, amp_ref y, float* lse, const amp_exec* exec) {
     const char* op = "attention";
