@@ -607,9 +607,11 @@ static double turned(const amp_rope_shape* s, const rows* x, size_t row, size_t 
     const size_t other = s->interleaved ? e ^ 1 : second ? e - d / 2 : e + d / 2;
     const double theta = s->theta > 0 ? (double)s->theta : 10000;
     const double angle = fmod((double)position * pow(theta, -2.0 * (double)pair / (double)d), 6.28318530717958647692);
-    const double a = get(x, row, e), b = get(x, row, other), sine = direction * (second ? sin(angle) : -sin(angle));
+    const double a = get(x, row, e), sine = direction * (second ? sin(angle) : -sin(angle));
+    double b;
     *error = 0;
-    if (e >= s->heads * d) return a;
+    if (e >= s->heads * d) return a;    /* behind the heads, where a row may end */
+    b = get(x, row, other);
     *error = (fabs(a) + fabs(b)) * (4 * u + (double)position * 1e-13);
     return a * cos(angle) + b * sine;
 }
