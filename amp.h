@@ -10539,6 +10539,7 @@ AMPI_FN void ampi_gn_forward_rows(const ampi_rows* f, size_t row, size_t rows) {
     ampi_gn_channels c;
     AMPI_OPEN_READER(x, AMPI_ARG_X);
     ampi_ln_statistics(f, &x, row, rows, mean, invstd);
+    x.floats = NULL;  /* in place only whole groups of lanes may be read, now of shorter rows */
     for (size_t r = 0; r < rows; r++)
         for (size_t i = 0; i < f->d / f->spatial; i += c.count) {
             ampi_gn_open(f, row + r, i, mean[r], invstd[r], &c);
