@@ -93,6 +93,11 @@ LOAD_AND_STORE(load_16, store_16, __m512i, 32, 2)
 LOAD_AND_STORE(load_32, store_32, __m512i, 16, 4)
 LOAD_AND_STORE(load_floats, store_floats, __m512, 16, 4)
 LOAD_AND_STORE(load_half_16, store_half_16, __m256i, 16, 2)
+HELPER __m256i load_into_half_16(__m256i v, uint64_t m, const void* p) {
+    move_lanes(&v, p, m, 16, 2);
+    return v;
+}
+#define _mm256_mask_loadu_epi16 load_into_half_16
 #define _mm512_maskz_loadu_epi16 load_16
 #define _mm512_mask_storeu_epi16 store_16
 #define _mm512_maskz_loadu_epi32 load_32
