@@ -72,7 +72,7 @@ spoilt lessons/03_gradients '\.lr = 0\.05f' '.lr = -0.05f'
 spoilt lessons/04_scale '\.init_scale = scale' '.init_scale = -scale'
 spoilt lessons/06_masters '\.momentum = 0\.9f' '.momentum = -0.9f'
 spoilt lessons/08_levels '\.batch = BATCH, \.seed' '.batch = -1, .seed'
-spoilt lessons/12_same_bits '\.lr = 0\.12f' '.lr = -0.12f'
+spoilt lessons/12_same_bits '\.lr = 1e-3f' '.lr = -1e-3f'
 # A gpt that was stopped somewhere goes on from its checkpoint, and ends with the weights and the text that it would have had.
 rm -f $out/gpt.kept
 $out/gpt --steps 300 --keep $out/gpt.kept README.md > $out/gpt.txt 2>&1 & gpt=$!
