@@ -70,7 +70,8 @@ static inline int text_open(text* t, const char* path, int least, uint64_t seed)
     if (bytes && !path) text_tell(t, bytes, TEXT_TALE);
     t->letters = bytes && t->length >= least ? (int32_t*)malloc((size_t)t->length * sizeof *t->letters) : NULL;
     if (!t->letters) {
-        if (bytes && t->length < least) fprintf(stderr, "%s: a text of at least %d letters is needed\n", path, least);
+        if (bytes && t->length < least) fprintf(stderr, "%s: a text of at least %d letters is needed\n",
+                                                path ? path : "a tale", least);
         else if (path) fprintf(stderr, "%s: cannot be read\n", path);
         else fprintf(stderr, "there is not enough memory for a text\n");
         free(bytes);

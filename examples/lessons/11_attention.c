@@ -111,8 +111,8 @@ int main(int argc, char** argv) {
         { "In time all are squares of T:\ntiles compute all scores, too", "T, tokens", "milliseconds", 2, 1,
           .series = curves + WAYS, .series_count = WAYS } };
     if (!chart_save(argc, argv, "11_attention", "Attention without T x T?", panels, 2)) return 1;
-    printf("check: e^x is inf in half from %.4f (run: 11.09); tiles are %.0e off, amp.h %.0e\n", end, apart[TILES],
-           apart[OPERATOR]);
+    printf("check: e^x is inf in half from %.4f (run: 11.09)\n       tiles are %.0e off, amp.h %.0e\n", end,
+           apart[TILES], apart[OPERATOR]);
     if (fabs(end - 11.09) < 0.01 && fmax(apart[1], apart[2]) < 1e-5 && lost[0] > 0 && lost[2] == 0) return 0;
     return fprintf(stderr, "11_attention: tiles give other answers, or the maximum does not keep e^x finite\n"), 1;
 }

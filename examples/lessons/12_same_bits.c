@@ -91,7 +91,7 @@ int main(int argc, char** argv) {
             most[l][s] = fmaxf(s ? most[l][s - 1] : 0.0f, size[l][s]);
             equal += most[l][s] == 0.0f;
         }
-        printf("%s batch reversed: other bits from step %d on, by step 100 %.0e, by %d %.0e\n\n", names[l],
+        printf("%s batch reversed: other bits from step %d on, by 100 %.0e, by %d %.0e\n\n", names[l],
                equal + 1, (double)most[l][99], STEPS, (double)most[l][STEPS - 1]);
     }
     puts("PyTorch's logs  step  100  2.6670  2.6670  2.6670\n                step  200  2.5058  2.5058  2.5060\n"
