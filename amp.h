@@ -9849,6 +9849,8 @@ AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_row_sums* s, co
         const float* x, const ampi_row_args* q, size_t rows, size_t n, int more) {
     const size_t ahead = ampi_ahead(n);
     ampi_row_lanes gamma;
+    gamma.first = NULL;
+    gamma.step = 0;
     for (size_t r = 0; r < rows; r++, y += n, x += n) {
         const float mean = terms >= AMPI_DOT && q->mean ? q->mean[r] : 0.0f;
         const float scale = terms >= AMPI_DOT && q->scale ? q->scale[r] : 1.0f;
