@@ -1039,7 +1039,7 @@ static void check_group_norm(const amp_group_norm_shape& s, amp_dtype a, amp_dty
     const Bytes hx = x.get(), hg = gamma.get(), hb = beta.get(), hdy = dy.get();
     Bytes hdx = dx.get(), hdg = dgamma.get(), hdb = dbeta.get();
     std::vector<float> hy(all), hm(rows), hi(rows);
-    const auto at = [](const Bytes& b, amp_dtype t) { return amp_ref_of(b.data(), t); };
+    const auto at = [](const Bytes& bytes, amp_dtype t) { return amp_ref_of(bytes.data(), t); };
     const amp_ref g = params ? amp_ref_of(gamma.dev, p) : AMP_NONE, b = params ? amp_ref_of(beta.dev, p) : AMP_NONE;
     const amp_ref cg = params ? at(hg, p) : AMP_NONE, cb = params ? at(hb, p) : AMP_NONE;
     CHECK(cuda->group_norm_forward(&s, amp_ref_of(x.dev, a), g, b, mean.floats(), invstd.floats(), amp_ref_of(y.dev, AMP_F32),
@@ -1786,6 +1786,7 @@ static void check_weighted_cross_entropy(amp_dtype a, amp_dtype b, size_t images
     double used = 0, mean = 0, total = 0, error = 0;
     for (size_t c = 0; c < d; c++) mean += (double)weights[c] / (double)d;
     for (int32_t label : labels.host) used += label == ignored ? 0 : (double)weights[(size_t)label];
+    const double share = used > 0 ? 64 / used : 0;      /* labels without any weight: nothing counts */
     Bounded slope(all), value(1);
     for (double& e : slope.error) e = FLUSHED;
     for (size_t r = 0; r < n; r++) {
@@ -1798,14 +1799,14 @@ static void check_weighted_cross_entropy(amp_dtype a, amp_dtype b, size_t images
         for (size_t c = 0; c < d; c++) {
             const double z = (double)x[first + c * step] - max, p = exp(z) / sum;
             const double target = (double)weights[c] * (s / (double)d + ((size_t)labels.host[r] == c ? 1 - s : 0));
-            slope.value[first + c * step] = 64 / used * (whole * p - target);
-            slope.error[first + c * step] = 64 / used * (whole * p * (12 + fabs(z)) + 6 * target) * U + FLUSHED;
+            slope.value[first + c * step] = share * (whole * p - target);
+            slope.error[first + c * step] = share * (whole * p * (12 + fabs(z)) + 6 * target) * U + FLUSHED;
             total += target * (log(sum) - z);
             error += (target * (6 * fabs(z) + 6 * log(sum)) + whole) * U;
         }
     }
     value.value[0] = used > 0 ? total / used : 0;
-    value.error[0] = used > 0 ? error / used : 0;
+    value.error[0] = used > 0 ? error / used : FLUSHED;
     for (size_t held : { 0, AMP_CUDA_LOSS_WORKSPACE + 16 }) {
         amp_exec exec = quiet_exec();
         Workspace w(&exec, held, 4);

@@ -305,7 +305,8 @@ static void test_groups_with_optimizers() {
 }
 
 static void test_groups() {
-    const amp_param_group groups[5] = { { 0, 0, 0 }, { 0.2f, AMP_ZERO, 0 }, { 0, 0, 1 }, { 0, 0.3f, 0 }, { 1e-3f, 0.1f, 0 } };
+    const amp_param_group groups[5] = { { 0, 0, 0, nullptr }, { 0.2f, AMP_ZERO, 0, nullptr }, { 0, 0, 1, nullptr },
+                                        { 0, 0.3f, 0, nullptr }, { 1e-3f, 0.1f, 0, nullptr } };
     for (int k = 0; k < RECIPES; k++) {
         amp_optimizer_desc d = recipe(k);
         d.groups = groups;
@@ -554,7 +555,7 @@ static void test_state() {
 
 static void test_zero_grad() {
     amp_optimizer_desc d = {};
-    const amp_param_group groups[2] = { { 0, 0, 0 }, { 0, 0, 1 } };
+    const amp_param_group groups[2] = { { 0, 0, 0, nullptr }, { 0, 0, 1, nullptr } };
     d.groups = groups;
     d.group_count = 2;
     Nets n;
@@ -618,7 +619,7 @@ static void test_refused() {
     CHECK(amp_cuda_scaler_create(&quiet, nullptr, &silent) == AMP_OK);
     REFUSED(amp_cuda_optimizer_step(n.gpu, quiet, &n.exec), AMP_ERR_STATE, "amp_cuda_optimizer_step: no loss was scaled");
     amp_cuda_scaler_destroy(quiet);
-    amp_param_group frozen = { 0, 0, 1 };
+    amp_param_group frozen = { 0, 0, 1, nullptr };
     Nets none;
     d.groups = &frozen;
     d.group_count = 1;
