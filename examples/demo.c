@@ -199,8 +199,8 @@ static int draw(const run* runs, const char* path, char* error) {
         { .name = "O1", .color = CHART_FP32, .width = 3.4, .opacity = 0.9 },
         { .name = "O2", .color = CHART_FP16, .dash = "6 5", .width = 2.0, .opacity = 1.0 }
     };
-    chart_series scale[2], bars = { .color = CHART_FP16, .width = 44, .opacity = 1.0, .style = CHART_BARS, .y = memory,
-                                    .count = 3 };
+    chart_series scale[2], bars = { .color = CHART_FP16, .width = 44, .opacity = 1.0, .y = memory, .count = 3,
+                                    .style = CHART_BARS };
     chart_panel panels[3] = {
         { .title = "Half (O2) learns as FP32 does;\nO1 is the same run here", .x_label = "updates",
           .y_label = "loss, mean of about 20 batches", .log_y = 1, .series = loss, .series_count = 3 },

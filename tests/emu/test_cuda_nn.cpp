@@ -1046,11 +1046,11 @@ static void check_group_norm(const amp_group_norm_shape& s, amp_dtype a, amp_dty
         nullptr) == AMP_OK);
     CHECK(amp_group_norm_forward(&s, at(hx, a), cg, cb, hm.data(), hi.data(), amp_f32(hy.data()), nullptr) == AMP_OK);
     const auto close = [](const char* what, const Tensor& t, const float* want) {
-        Bounded b(t.n);
-        for (size_t i = 0; i < t.n; i++) b.value[i] = (double)want[i];
+        Bounded bound(t.n);
+        for (size_t i = 0; i < t.n; i++) bound.value[i] = (double)want[i];
         for (size_t i = 0; i < t.n; i++)
-            b.error[i] = (t.type == AMP_F32 ? 64 * U : t.type == AMP_F16 ? 1e-3 : 8e-3) * (2 + fabs(b.value[i]));
-        check_bounded(what, t, b);
+            bound.error[i] = (t.type == AMP_F32 ? 64 * U : t.type == AMP_F16 ? 1e-3 : 8e-3) * (2 + fabs(bound.value[i]));
+        check_bounded(what, t, bound);
     };
     close("group norm, mean", mean, hm.data());
     close("group norm, invstd", invstd, hi.data());
