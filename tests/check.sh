@@ -98,7 +98,6 @@ pointers() {
     done
 }
 if have clang; then step "clang's sanitizer of pointers" pointers; fi
-if have gcov; then step "coverage" env TEST_EVERY=25 make -s coverage; else skip "gcov is not here"; fi
 # 300 faults take hours; here three. One that survives is printed, and no failure: that many would be chance.
 step "planted faults, three: seed $SEED" $PYTHON tests/tools/mutants.py amp.h 3 "$SEED" --least 50
 if have clang; then step "clang" $few make -s test B=build/clang CC=clang CFLAGS="-O2 $LEAN"; else skip "clang is not here"; fi
