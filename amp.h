@@ -10630,7 +10630,7 @@ AMPI_FN amp_result ampi_gn_rows(const amp_group_norm_shape* s, ampi_rows* f, con
     AMPI_REFUSE_OP(s->n < 1 || s->channels < 1 || s->spatial < 1, AMP_ERR_SHAPE,
         "%s: input %dx%dx%d needs sizes >= 1", op, s->n, s->channels, s->spatial);
     const int groups = s->groups ? s->groups : s->channels;
-    AMPI_REFUSE_OP(groups < 0 || s->channels % groups != 0, AMP_ERR_DESC,
+    AMPI_REFUSE_OP(groups < 1 || s->channels % groups != 0, AMP_ERR_DESC,
         "%s: %d groups do not divide %d channels", op, groups, s->channels);
     *f = ampi_rows_of(NULL, ampi_area((size_t)s->n, (size_t)groups),
         ampi_area((size_t)(s->channels / groups), (size_t)s->spatial));
@@ -16967,7 +16967,7 @@ AMPI_FN amp_result ampi_loss_value(amp_model* m, const ampi_node* n) {
     const size_t each = in->rows * in->features / m->pass.samples;  /* elements of a sample */
     if (!ampi_is_by_sample(m, n)) return ampi_elements_loss(m, n, 0, each * m->pass.samples, loss);
 
-    float *shares = (float*)(m->lengths + m->desc.batch), *means = shares + m->desc.batch;
+    float *shares = (float*)(void*)(m->lengths + m->desc.batch), *means = shares + m->desc.batch;
     for (size_t i = 0; i < m->pass.samples; i++)
         AMPI_TRY(ampi_elements_loss(m, n, i * each,
             (size_t)m->pass.data.lengths[i] * in->features, &means[i]));
@@ -17565,7 +17565,7 @@ AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char
    that count. Behind those is room for means of the samples, see ampi_loss_value. */
 AMPI_FN amp_result ampi_load_lengths(amp_model* m) {
     const int32_t* lengths = m->pass.data.lengths;
-    float shares[AMPI_BLOCK], *to = (float*)(m->lengths + m->desc.batch);
+    float shares[AMPI_BLOCK], *to = (float*)(void*)(m->lengths + m->desc.batch);
     AMPI_RUN(copy_in, m->lengths, lengths, m->pass.samples * sizeof *lengths);
     for (size_t n, at = 0; at < m->pass.samples; at += n) {
         n = ampi_min_size(m->pass.samples - at, AMPI_BLOCK);

@@ -6365,15 +6365,12 @@ AMPI_CUDA(embedding_backward, amp_ref dy, const int32_t* tokens, amp_ref dw, int
 
 /* --- attention --- */
 
-/* A block takes a query, or a key of a head of k and v, and all that it sees, AMPI_CUDA_BLOCK at a
-   time, in ascending order: a thread makes one score, then sums columns of results. */
-enum { AMPI_CUDA_RESULTS = 4, AMPI_CUDA_MAX_HEAD = AMPI_CUDA_RESULTS * AMPI_CUDA_BLOCK,
+/* A block takes a query, or a key of a head of k and v. What that sees follows in ascending order,
+   AMPI_CUDA_BLOCK at a time: a thread makes one score, then sums a column of the result. */
+enum { AMPI_CUDA_MAX_HEAD = AMPI_CUDA_BLOCK,
        AMPI_CUDA_ATTENTION_SUMS = 64 };  /* doubles of sums over a block */
 /* Shared memory of such a block: sums, and two numbers for each thread. */
 enum { AMPI_CUDA_ATTENTION_SHARED = AMPI_CUDA_ATTENTION_SUMS * 8 + 2 * AMPI_CUDA_BLOCK * 4 };
-
-/* What a thread sums: columns threadIdx.x, and so on by the block's size. */
-typedef struct ampi_cuda_results { float v[AMPI_CUDA_RESULTS]; } ampi_cuda_results;
 
 /* The first element of a query in q (or y, by its ld), and of a key in k (or v). */
 AMPI_D size_t ampi_d_query(const ampi_attention& a, size_t ld, size_t b, size_t i, size_t h) {
@@ -6406,23 +6403,19 @@ AMPI_D float ampi_d_rounded(float v, amp_dtype t) {
     return t == AMP_BF16 ? ampi_float(ampi_bf16_widen(ampi_bf16_bits(ampi_bits(v)))) : v;
 }
 
-/* sums = sums * keep + the rows of x from element `at` on, ld elements apart, each times its
-   weight. */
-AMPI_D void ampi_d_weighted(ampi_cuda_results& sums, float keep, const float* weights, size_t rows,
-        amp_ref x, size_t at, size_t ld, size_t n) {
-    for (size_t t = 0, c = threadIdx.x; c < n; t++, c += AMPI_CUDA_BLOCK) {
-        float sum = 0.0f;
-        for (size_t r = 0; r < rows; r++)
-            sum = ampi_fma(1, weights[r], ampi_d_load(x, at + r * ld + c), sum);
-        sums.v[t] = ampi_fma(1, sums.v[t], keep, sum);
-    }
+/* sum * keep and, in the thread's column, the rows of x from element `at` on, each times its
+   weight. They are ld elements apart. */
+AMPI_D float ampi_d_weighted(float sum, float keep, const float* weights, size_t rows, amp_ref x,
+        size_t at, size_t ld, size_t n) {
+    float added = 0.0f;
+    for (size_t r = 0; threadIdx.x < n && r < rows; r++)
+        added = ampi_fma(1, weights[r], ampi_d_load(x, at + r * ld + threadIdx.x), added);
+    return ampi_fma(1, sum, keep, added);
 }
 
-/* Sums become elements of y from `at` on, times `factor`. */
-AMPI_D void ampi_d_columns_out(const ampi_cuda_results& sums, float factor, amp_ref y, size_t at,
-        size_t n, int add) {
-    for (size_t t = 0, c = threadIdx.x; c < n; t++, c += AMPI_CUDA_BLOCK)
-        ampi_d_store_one(y, at + c, sums.v[t] * factor, add);
+/* The thread's sum becomes an element of y, whose row begins at `at`, times `factor`. */
+AMPI_D void ampi_d_column_out(float sum, float factor, amp_ref y, size_t at, size_t n, int add) {
+    if (threadIdx.x < n) ampi_d_store_one(y, at + threadIdx.x, sum * factor, add);
 }
 
 /* y and lse of each query, with the maximum and the sum of its keys so far. */
@@ -6435,7 +6428,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_attention(ampi_
         const ampi_cuda_query t = ampi_d_query_of(a, task);
         const size_t q = ampi_d_query(a, s.ldq, t.b, t.i, t.h);
         float max = -AMPI_FLT_MAX, sum = 0.0f;
-        ampi_cuda_results sums = {};
+        float column = 0.0f;
         for (size_t j = t.seen.from; j < t.seen.to; j += AMPI_CUDA_BLOCK) {
             const size_t keys = ampi_min_size(AMPI_CUDA_BLOCK, t.seen.to - j);
             float score = ampi_float(0xff800000u);
@@ -6454,12 +6447,12 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_attention(ampi_
             sum = ampi_fma(1, sum, keep, (float)total[0]);
             weights[threadIdx.x] = ampi_d_rounded(e, a.weight);
             __syncthreads();
-            ampi_d_weighted(sums, keep, weights, keys, a.v, ampi_d_key(a, s.ldv, t.b, j, t.g),
-                s.ldv, s.head_size);
+            column = ampi_d_weighted(column, keep, weights, keys, a.v,
+                ampi_d_key(a, s.ldv, t.b, j, t.g), s.ldv, s.head_size);
             __syncthreads();
         }
         const int none = t.seen.from == t.seen.to;
-        ampi_d_columns_out(sums, none ? 0.0f : 1.0f / sum, a.y,
+        ampi_d_column_out(column, none ? 0.0f : 1.0f / sum, a.y,
             ampi_d_query(a, s.ldy, t.b, t.i, t.h), s.head_size, 0);
         if (threadIdx.x == 0 && a.lse)
             a.lse[task] = none ? ampi_float(0xff800000u) : max + ampi_log(1, sum);
@@ -6489,7 +6482,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_attention_dq(am
         const ampi_cuda_query t = ampi_d_query_of(a, task);
         const size_t y = ampi_d_query(a, s.ldy, t.b, t.i, t.h);
         const float dot_y = ampi_d_row_dot(a.dy, y, a.y, y, s.head_size);
-        ampi_cuda_results sums = {};
+        float column = 0.0f;
         for (size_t j = t.seen.from; j < t.seen.to; j += AMPI_CUDA_BLOCK) {
             const size_t keys = ampi_min_size(AMPI_CUDA_BLOCK, t.seen.to - j);
             float weight;
@@ -6497,11 +6490,11 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_attention_dq(am
                 slopes[threadIdx.x] = ampi_d_rounded(ampi_d_attention_slope(a, t.b, t.h,
                     t.i, j + threadIdx.x, dot_y, &weight), a.slope);
             __syncthreads();
-            ampi_d_weighted(sums, 1.0f, slopes, keys, a.k,
+            column = ampi_d_weighted(column, 1.0f, slopes, keys, a.k,
                 ampi_d_key(a, s.ldk, t.b, j, t.g), s.ldk, s.head_size);
             __syncthreads();
         }
-        ampi_d_columns_out(sums, s.scale, a.dq, ampi_d_query(a, s.ldq, t.b, t.i, t.h), s.head_size,
+        ampi_d_column_out(column, s.scale, a.dq, ampi_d_query(a, s.ldq, t.b, t.i, t.h), s.head_size,
             a.accumulate & AMP_ACCUMULATE_INPUT);
     }
 }
@@ -6519,7 +6512,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_attention_dkv(a
         const size_t b = task / s.keys / s.kv_heads;
         ampi_interval seen = ampi_queries_of(&s, b, j);
         if (s.lengths && j >= (size_t)s.lengths[b]) seen.to = seen.from;
-        ampi_cuda_results dk = {}, dv = {};
+        float dk = 0.0f, dv = 0.0f;
         for (size_t h = g * a.group; h < (g + 1) * a.group; h++)
             for (size_t i = seen.from; i < seen.to; i += AMPI_CUDA_BLOCK) {
                 const size_t rows = ampi_min_size(AMPI_CUDA_BLOCK, seen.to - i);
@@ -6532,14 +6525,14 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_attention_dkv(a
                     weights[threadIdx.x] = ampi_d_rounded(weight, a.weight);
                 }
                 __syncthreads();
-                ampi_d_weighted(dk, 1.0f, slopes, rows, a.q, ampi_d_query(a, s.ldq, b, i, h),
+                dk = ampi_d_weighted(dk, 1.0f, slopes, rows, a.q, ampi_d_query(a, s.ldq, b, i, h),
                     s.ldq, s.head_size);
-                ampi_d_weighted(dv, 1.0f, weights, rows, a.dy, ampi_d_query(a, s.ldy, b, i, h),
+                dv = ampi_d_weighted(dv, 1.0f, weights, rows, a.dy, ampi_d_query(a, s.ldy, b, i, h),
                     s.ldy, s.head_size);
                 __syncthreads();
             }
-        ampi_d_columns_out(dk, s.scale, a.dk, ampi_d_key(a, s.ldk, b, j, g), s.head_size, add);
-        ampi_d_columns_out(dv, 1.0f, a.dv, ampi_d_key(a, s.ldv, b, j, g), s.head_size, add);
+        ampi_d_column_out(dk, s.scale, a.dk, ampi_d_key(a, s.ldk, b, j, g), s.head_size, add);
+        ampi_d_column_out(dv, 1.0f, a.dv, ampi_d_key(a, s.ldv, b, j, g), s.head_size, add);
     }
 }
 

@@ -1630,7 +1630,7 @@ static void test_attention() {
     }
     check_attention(shape(1, 3, 600, 1, 1, 4, 1, 0, 0), AMP_F32, {}, 0);        /* several rounds of keys */
     check_attention(shape(1, 530, 2, 2, 1, 2, 0, 0, 0), AMP_F32, { 1 }, 0);     /* and of queries */
-    check_attention(shape(1, 2, 3, 1, 1, 700, 0, 0, 0), AMP_F32, {}, AMP_ACCUMULATE_INPUT);
+    check_attention(shape(1, 2, 3, 1, 1, 256, 0, 0, 0), AMP_F32, {}, AMP_ACCUMULATE_INPUT);
     amp_attention_shape s = shape(2, 3, 4, 2, 2, 4, 1, 0, 0);
     s.key_stride = 6;
     s.ldq = 24; s.ldk = 24; s.ldv = 24;
@@ -2307,8 +2307,8 @@ static void test_number_errors() {
     amp_attention_shape attention = {};
     const amp_ref xr = amp_ref_of(x.dev, AMP_F32), outr = amp_ref_of(out.dev, AMP_F32);
     attention.batch = attention.queries = attention.heads = 1;
-    attention.head_size = 1025;
-    CHECK_REFUSED(log, AMP_ERR_UNSUPPORTED, "amp_cuda_attention_forward: heads of 1025 elements",
+    attention.head_size = 257;
+    CHECK_REFUSED(log, AMP_ERR_UNSUPPORTED, "amp_cuda_attention_forward: heads of 257 elements",
                   cuda->attention_forward(&attention, xr, xr, xr, outr, nullptr, e));
     attention.head_size = 4;
     CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "amp_cuda_attention_backward: lse is NULL",
