@@ -13,7 +13,6 @@
 #include "text.h"
 
 enum { BATCH = 16, T = 32, WIDTH = 64, HEADS = 4, BLOCKS = 4, EVERY = 100, MOST = 201, WRITTEN = 300 };
-
 static amp_level level = AMP_O2;
 static amp_dtype low = AMP_F16;
 static int steps = 1000, seed = 1337;
@@ -29,7 +28,6 @@ static amp_value block(amp_model* m, amp_value x) {
     return amp_add(m, x, amp_linear(m, y, WIDTH));
 }
 
-/* The model and its logits. */
 static amp_result make_gpt(amp_model** m, int words, amp_value* logits) {
     const amp_model_desc desc = { .batch = BATCH, .precision = { .level = level, .low_dtype = low }, .seed = (uint64_t)seed,
         .optimizer = { .kind = AMP_ADAMW, .lr = 1e-3f, .weight_decay = 0.01f }, .logger = { .log = amp_log_stderr } };
@@ -54,8 +52,10 @@ static double train(amp_model* m, const text* t, const char* keep) {
     const amp_scaler* s = amp_model_scaler(m);
     const int first = (int)(s->state.applied + s->state.skipped);     /* of a checkpoint */
     double seconds = 0.0;
+    if (first > steps) return fprintf(stderr, "gpt: %s has made %d steps already\n", keep, first), -1.0;
     for (int step = first; step <= steps; step++) {
-        if ((step % EVERY == 0 || step == steps) && curve.count < MOST) {
+        if (step % EVERY == 0 || step == steps) {
+            if (curve.count == MOST) curve.count--;     /* the last loss is kept, however many there are */
             curve.step[curve.count] = (float)step;
             curve.loss[curve.count++] = validate(m, t);
             if (step % 1000 == 0 || step == 100 || step == 500 || step == steps)

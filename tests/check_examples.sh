@@ -94,6 +94,7 @@ refuses() { # one line on stderr, nothing on stdout, status not 0
 }
 # It goes on at no other level and with no other number of letters.
 refuses $out/gpt O0 --keep $out/gpt.kept README.md
+refuses $out/gpt --steps 200 --keep $out/gpt.kept README.md
 tr -d x < README.md > $out/other.txt
 refuses $out/gpt --keep $out/gpt.kept $out/other.txt
 head -c 500 README.md > $out/short.txt

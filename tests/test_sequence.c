@@ -745,11 +745,34 @@ static amp_value small_transformer(amp_model* m, int kind, float dropout, amp_va
     return amp_softmax_cross_entropy(m, *head);
 }
 
+/* The gradient of p, every `each`-th element of it, is a difference of losses. */
+static void check_gradient(amp_model* m, const amp_batch* b, amp_param* p, size_t each) {
+    float g[600], v[600];
+    size_t i;
+    int j;
+    CHECK(p->count <= 600 && amp_forward(m, b, NULL) == AMP_OK && amp_backward(m, NULL) == AMP_OK);
+    CHECK(amp_model_read_param_gradient(m, p, g) == AMP_OK && amp_model_read_param(m, p, v) == AMP_OK);
+    CHECK(amp_discard(m) == AMP_OK);
+    for (i = 0; i < p->count; i += each) {
+        const float was = v[i];
+        double up[2];
+        for (j = 0; j < 2; j++) {
+            amp_eval_info e;
+            v[i] = was + (j ? -0.005f : 0.005f);
+            CHECK(amp_model_write_param(m, p, v) == AMP_OK && amp_evaluate(m, b, &e) == AMP_OK);
+            up[j] = (double)e.loss;
+        }
+        v[i] = was;
+        CHECK_MSG(fabs((up[0] - up[1]) / 0.01 - (double)g[i]) < 1e-3, "%s %d: %g %g", p->name, (int)i, (up[0] - up[1]) / 0.01,
+                  (double)g[i]);
+    }
+    CHECK(amp_model_write_param(m, p, v) == AMP_OK);
+}
+
 /* Gradients of all weights are differences of the loss: whole and short batches, and with lengths. */
 static void test_transformer_gradients(void) {
     static const int32_t lengths[BATCH] = { 2, 5, 1, 4 };
-    int kind, with, k, j;
-    size_t i;
+    int kind, with, k;
     for (kind = 0; kind < 3; kind++)
         for (with = 0; with < 3; with++) {
             const amp_model_desc d = model_desc(BATCH, AMP_O0, AMP_F16);
@@ -764,26 +787,7 @@ static void test_transformer_gradients(void) {
             b = text_batch(&t, BATCH, with == 1 ? 3 : 0, with == 2 ? lengths : NULL);
             p = amp_model_params(m, &count);
             CHECK_MSG(count == (kind == 0 ? 2 + 24 + 2 : kind == 1 ? 1 + 18 + 3 : 2 + 16 + 2), "%d", count);
-            for (k = 0; k < count; k++) {
-                float g[600], v[600];
-                CHECK(p[k].count <= 600 && amp_forward(m, &b, NULL) == AMP_OK && amp_backward(m, NULL) == AMP_OK);
-                CHECK(amp_model_read_param_gradient(m, &p[k], g) == AMP_OK && amp_model_read_param(m, &p[k], v) == AMP_OK);
-                CHECK(amp_discard(m) == AMP_OK);
-                for (i = 0; i < p[k].count; i += 3) {
-                    const float was = v[i];
-                    double up[2];
-                    for (j = 0; j < 2; j++) {
-                        amp_eval_info e;
-                        v[i] = was + (j ? -0.005f : 0.005f);
-                        CHECK(amp_model_write_param(m, &p[k], v) == AMP_OK && amp_evaluate(m, &b, &e) == AMP_OK);
-                        up[j] = (double)e.loss;
-                    }
-                    v[i] = was;
-                    CHECK_MSG(fabs((up[0] - up[1]) / 0.01 - (double)g[i]) < 1e-3, "%d %d, %s %d: %g %g", kind, with, p[k].name, (int)i,
-                              (up[0] - up[1]) / 0.01, (double)g[i]);
-                }
-                CHECK(amp_model_write_param(m, &p[k], v) == AMP_OK);
-            }
+            for (k = 0; k < count; k++) check_gradient(m, &b, &p[k], 3);
             amp_model_destroy(m);
         }
 }
@@ -899,8 +903,7 @@ static void test_attention_forms(void) {
 
 /* Images as positions and back: the same bits at each level; a small vision transformer's gradients are differences. */
 static void test_images(void) {
-    int run, k, j, t;
-    size_t i;
+    int run, k, t;
     for (run = 0; run < COUNT(runs); run++) {
         amp_model_desc d = model_desc(2, runs[run].level, runs[run].low);
         amp_model* m = new_model(&d);
@@ -938,25 +941,7 @@ static void test_images(void) {
         memset(&b, 0, sizeof b);
         b.n = 2; b.inputs[0] = in; b.targets[0] = labels;
         p = amp_model_params(m, &count);
-        for (k = 0; k < count; k++) {
-            float g[400], v[400];
-            CHECK(p[k].count <= 400 && amp_forward(m, &b, NULL) == AMP_OK && amp_backward(m, NULL) == AMP_OK);
-            CHECK(amp_model_read_param_gradient(m, &p[k], g) == AMP_OK && amp_model_read_param(m, &p[k], v) == AMP_OK);
-            CHECK(amp_discard(m) == AMP_OK);
-            for (i = 0; i < p[k].count; i += 2) {
-                const float was = v[i];
-                double up[2];
-                for (j = 0; j < 2; j++) {
-                    amp_eval_info e;
-                    v[i] = was + (j ? -0.005f : 0.005f);
-                    CHECK(amp_model_write_param(m, &p[k], v) == AMP_OK && amp_evaluate(m, &b, &e) == AMP_OK);
-                    up[j] = (double)e.loss;
-                }
-                v[i] = was;
-                CHECK_MSG(fabs((up[0] - up[1]) / 0.01 - (double)g[i]) < 1e-3, "%d %s %d: %g %g", t, p[k].name, (int)i, (up[0] - up[1]) / 0.01, (double)g[i]);
-            }
-            CHECK(amp_model_write_param(m, &p[k], v) == AMP_OK);
-        }
+        for (k = 0; k < count; k++) check_gradient(m, &b, &p[k], 2);
         if (t) {
             amp_step_info info;
             b.positions = 4;
