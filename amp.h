@@ -11150,7 +11150,7 @@ AMPI_FN size_t ampi_cross_entropy_span(const amp_cross_entropy_desc* desc, size_
 AMP_DEF amp_result amp_softmax_cross_entropy_forward(amp_ref logits, const int32_t* labels,
         const amp_cross_entropy_desc* desc, float* loss, size_t n, size_t classes,
         const amp_exec* exec) {
-    double used;
+    double used = 0;
     size_t ld;
     const size_t all = ampi_cross_entropy_span(desc, n, classes, &ld);
     const ampi_argument list[] = {
