@@ -601,6 +601,15 @@ AMP_DEF amp_result amp_leaky_relu_forward(amp_ref x, amp_ref y, size_t n, float 
 AMP_DEF amp_result amp_leaky_relu_backward(amp_ref dy, amp_ref saved, amp_ref dx, int accumulate,
     size_t n, float slope, const amp_exec* exec);
 
+/* A function of yours: y[i] = f(x[i]) where dy is NULL, else dy[i] * f'(x[i]); n is at most 1024. y
+   overlaps neither. OpenMP's threads call it at once. */
+typedef void (*amp_map_function)(const float* dy, const float* x, float* y, size_t n,
+    void* user_data);
+/* Applies it to n elements, tile by tile, for activations that amp lacks. dy is AMP_NONE for f
+   itself. y may be the same as x or dy. On the CPU alone: on a GPU launch a kernel of yours. */
+AMP_DEF amp_result amp_map(amp_map_function f, void* user_data, amp_ref dy, amp_ref x, amp_ref y,
+    size_t n, const amp_exec* exec);
+
 /* Softmax of the rows of x[R,D]; a row of -inf only gives NaN, as in PyTorch. x and y may be the
    same. */
 AMP_DEF amp_result amp_softmax_forward(amp_ref x, amp_ref y, size_t rows, size_t d,
@@ -1688,6 +1697,7 @@ typedef struct amp_custom_call {
     void* user_data;
     int positions;                /* of x[0] in this pass; 1 = no sequence */
     const int32_t* lengths;       /* those of the batch, in the backend's memory; NULL = none */
+    size_t count;                 /* elements of y */
 } amp_custom_call;
 
 /* A parameter: "<layer>.<name>". */
@@ -9294,7 +9304,7 @@ AMPI_FN int ampi_table_pays(int op, amp_dtype t, size_t n) {
         AMP_ACTIVATION_LIST(AMPI_X) 0,
 #undef AMPI_X
 #define AMPI_X(NAME, name, reads, slow) slow && AMPI_READS_##reads == AMPI_READS_INPUT,
-        AMP_ACTIVATION_LIST(AMPI_X)
+        AMP_ACTIVATION_LIST(AMPI_X) 0
 #undef AMPI_X
     };
     return slow[op] && ampi_type_size(t) == 2 && n >= 4 * AMPI_VALUES;
@@ -9314,14 +9324,14 @@ AMPI_FN void ampi_table_fill(int op, amp_dtype t, float* table) {
 
 /* y = f(x), or of AMPI_SLOPE + f dx = dy * f'(saved), n elements: from a table of f or f' in the
    workspace where that pays. */
-AMPI_FN void ampi_activation_run(int op, const ampi_argument* list, size_t n,
+AMPI_FN void ampi_activation_run(int op, float p, const ampi_argument* list, size_t n,
         const amp_exec* exec) {
     const int back = op >= AMPI_SLOPE;
     const ampi_argument* x = &list[back ? AMPI_ARG_DY : AMPI_ARG_X];  /* of backward: `saved` */
     const int tabled = ampi_table_pays(op, x->dtype, n) && list[AMPI_ARG_Y].data;
     AMPI_GROW_WORKSPACE(tabled ? AMP_ACTIVATION_WORKSPACE : 0)
     if (!tabled || !exec || !exec->workspace || exec->workspace_size < AMP_ACTIVATION_WORKSPACE) {
-        ampi_elements(op, 0.0f, list, n);
+        ampi_elements(op, p, list, n);
         return;
     }
 
@@ -9340,6 +9350,34 @@ AMPI_FN void ampi_activation_run(int op, const ampi_argument* list, size_t n,
     });
 }
 
+/* Checks the operands of operator `name`, then applies f, with parameter p, in tiles. */
+AMPI_FN amp_result ampi_activate(const char* name, int f, float p, amp_ref x, amp_ref y, size_t n,
+        const amp_exec* exec) {
+    const ampi_argument list[] = {
+        AMPI_ARG(x, AMPI_SAME, n),
+        AMPI_ARG(y, AMPI_OUT | AMPI_SAME, n)
+    };
+    AMPI_CHECK(name, n, list);
+    AMPI_COMPUTE_OP;
+    ampi_activation_run(f, p, list, n, exec);
+    AMPI_DONE_OP;
+}
+
+/* Likewise multiplies dy by the slope of f. */
+AMPI_FN amp_result ampi_activate_backward(const char* name, int f, float p, amp_ref dy,
+        amp_ref saved, amp_ref dx, int accumulate, size_t n, const amp_exec* exec) {
+    const int same = accumulate & AMP_ACCUMULATE_INPUT ? AMPI_IN : AMPI_SAME;
+    const ampi_argument list[] = {
+        AMPI_ARG(dy, same, n),
+        AMPI_ARG(dx, ampi_gradient_use(accumulate, AMP_ACCUMULATE_INPUT) | same, n),
+        AMPI_ARG(saved, AMPI_IN, n)
+    };
+    AMPI_CHECK(name, n, list);
+    AMPI_COMPUTE_OP;
+    ampi_activation_run(AMPI_SLOPE + f, p, list, n, exec);
+    AMPI_DONE_OP;
+}
+
 /* Refuses a number that is no amp_activation. */
 AMPI_FN amp_result ampi_check_activation(const amp_exec* exec, amp_activation f) {
     AMPI_REFUSE_OP((unsigned)f >= AMP_ACTIVATION_COUNT, AMP_ERR_DESC,
@@ -9347,34 +9385,18 @@ AMPI_FN amp_result ampi_check_activation(const amp_exec* exec, amp_activation f)
     return AMP_OK;
 }
 
-/* Checks the operands, then applies the function in tiles. */
 AMP_DEF amp_result amp_activation_forward(amp_activation f, amp_ref x, amp_ref y, size_t n,
         const amp_exec* exec) {
-    const ampi_argument list[] = {
-        AMPI_ARG(x, AMPI_SAME, n),
-        AMPI_ARG(y, AMPI_OUT | AMPI_SAME, n)
-    };
     AMPI_TRY(ampi_check_activation(exec, f));
-    AMPI_CHECK("activation", n, list);
-    AMPI_COMPUTE_OP;
-    ampi_activation_run((int)f, list, n, exec);
-    AMPI_DONE_OP;
+    return ampi_activate("activation", (int)f, 0.0f, x, y, n, exec);
 }
 
-/* Checks the operands, then multiplies dy by the slope in tiles. */
+/* Checks f, then all else. */
 AMP_DEF amp_result amp_activation_backward(amp_activation f, amp_ref dy, amp_ref saved,
         amp_ref dx, int accumulate, size_t n, const amp_exec* exec) {
-    const int same = accumulate & AMP_ACCUMULATE_INPUT ? AMPI_IN : AMPI_SAME;
-    const ampi_argument list[] = {
-        AMPI_ARG(dy, same, n),
-        AMPI_ARG(dx, ampi_gradient_use(accumulate, AMP_ACCUMULATE_INPUT) | same, n),
-        AMPI_ARG(saved, AMPI_IN, n)
-    };
     AMPI_TRY(ampi_check_activation(exec, f));
-    AMPI_CHECK("activation backward", n, list);
-    AMPI_COMPUTE_OP;
-    ampi_activation_run(AMPI_SLOPE + (int)f, list, n, exec);
-    AMPI_DONE_OP;
+    return ampi_activate_backward("activation backward", (int)f, 0.0f, dy, saved, dx, accumulate,
+        n, exec);
 }
 
 /* Refuses a slope of leaky ReLU that is negative, infinite or a NaN. */
@@ -9384,33 +9406,39 @@ AMPI_FN amp_result ampi_check_leaky(const amp_exec* exec, float slope) {
     return AMP_OK;
 }
 
-/* Checks the operands, then applies the function in tiles. */
 AMP_DEF amp_result amp_leaky_relu_forward(amp_ref x, amp_ref y, size_t n, float slope,
         const amp_exec* exec) {
-    const ampi_argument list[] = {
-        AMPI_ARG(x, AMPI_SAME, n),
-        AMPI_ARG(y, AMPI_OUT | AMPI_SAME, n)
-    };
     AMPI_TRY(ampi_check_leaky(exec, slope));
-    AMPI_CHECK("leaky relu", n, list);
-    AMPI_COMPUTE_OP;
-    ampi_elements(AMPI_LEAKY, slope, list, n);
-    AMPI_DONE_OP;
+    return ampi_activate("leaky relu", AMPI_LEAKY, slope, x, y, n, exec);
 }
 
-/* Checks the operands, then multiplies dy by 1 or the slope in tiles. */
+/* Checks the slope, then all else. */
 AMP_DEF amp_result amp_leaky_relu_backward(amp_ref dy, amp_ref saved, amp_ref dx, int accumulate,
         size_t n, float slope, const amp_exec* exec) {
-    const int same = accumulate & AMP_ACCUMULATE_INPUT ? AMPI_IN : AMPI_SAME;
-    const ampi_argument list[] = {
-        AMPI_ARG(dy, same, n),
-        AMPI_ARG(dx, ampi_gradient_use(accumulate, AMP_ACCUMULATE_INPUT) | same, n),
-        AMPI_ARG(saved, AMPI_IN, n)
-    };
     AMPI_TRY(ampi_check_leaky(exec, slope));
-    AMPI_CHECK("leaky relu backward", n, list);
+    return ampi_activate_backward("leaky relu backward", AMPI_LEAKY, slope, dy, saved, dx,
+        accumulate, n, exec);
+}
+
+/* Checks the operands, then calls f for each tile, on floats. */
+AMP_DEF amp_result amp_map(amp_map_function f, void* user_data, amp_ref dy, amp_ref x, amp_ref y,
+        size_t n, const amp_exec* exec) {
+    const ampi_argument list[] = {
+        AMPI_ARG(x, AMPI_SAME, n),
+        AMPI_ARG(y, AMPI_OUT | AMPI_SAME | (dy.data ? AMPI_NULL : 0), n),
+        AMPI_ARG(dy, AMPI_SAME | AMPI_NULL, n)
+    };
+    AMPI_REFUSE_OP(!f, AMP_ERR_ARGUMENT, "map: the function is NULL");
+    AMPI_CHECK("map", n, list);
+    if (!y.data) return AMP_OK;
     AMPI_COMPUTE_OP;
-    ampi_elements(AMPI_SLOPE + AMPI_LEAKY, slope, list, n);
+    AMPI_PARALLEL_OVER(n, for (int64_t i = 0; i < (int64_t)n; i += AMPI_TILE) {
+        AMPI_ALIGNED float a[AMPI_TILE], b[AMPI_TILE], v[AMPI_TILE];
+        const size_t at = (size_t)i, count = ampi_tile_size(n, at);
+        f(dy.data ? ampi_view(&list[AMPI_ARG_DY], at, count, b) : NULL,
+            ampi_view(&list[AMPI_ARG_X], at, count, a), v, count, user_data);
+        ampi_store(&list[AMPI_ARG_Y], at, v, count);
+    });
     AMPI_DONE_OP;
 }
 
@@ -16775,6 +16803,7 @@ AMPI_FN amp_result ampi_run_custom(amp_model* m, const ampi_node* n, void* const
     amp_custom_call c;
     AMPI_CLEAR(c);
     c.n = (int)m->pass.samples;
+    c.count = n->rows * n->features;
     c.positions = (int)(n->reads[0]->rows / m->pass.samples);
     c.lengths = m->pass.has_lengths ? m->lengths : NULL;
     c.training = m->pass.training;
@@ -21055,9 +21084,9 @@ AMP_DEF void amp_history_add(amp_history* h, const amp_step_info* info) {
    yours, values keep theirs, gradients are read, written and clipped between. Operators of your own
    (amp_custom), amp_mean as a loss, layers used again (amp_reuse), models for inference, scalers of
    single losses. Groups with an optimizer of their own, RMSprop, split masters, moments in 16 bits,
-   amp_mixed. operands of amp_exec, buckets of gradients (amp_comm's start and wait). Layers: silu,
-   hard_swish, leaky_relu, mul, upsample, conv_transpose2d, rms_norm, group_norm, instance_norm;
-   cross-entropy of [C,H,W] is no error.
+   amp_mixed, amp_map. operands of amp_exec, buckets of gradients (amp_comm's start and wait).
+   Layers: silu, hard_swish, leaky_relu, mul, upsample, conv_transpose2d, rms_norm, group_norm,
+   instance_norm; cross-entropy of [C,H,W] is no error.
    m and v of amp_param are void*. Structs that grew at their ends: amp_loss_desc, amp_param,
    amp_param_group, amp_comm, amp_conv2d_desc, amp_conv2d_shape; amp_model_desc and
    amp_optimizer_desc have new fields within. A backend of your own needs the table's new entries.

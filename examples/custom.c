@@ -1,5 +1,5 @@
-/* custom.c - operators of your own in a graph: a focal loss, and a filter of frequencies by a small
-   FFT. Squeeze-and-excite needs none: layers that amp has and amp_mul are simpler. The network
+/* custom.c - operators of your own in a graph: a focal loss, the activation Mish, and a filter of
+   frequencies by a small FFT. Squeeze-and-excite needs none: layers that amp has and amp_mul are simpler. The network
    learns in half which frequency a noisy signal has; finite differences check its gradients first.
    Run:  make examples && build/custom                                                          */
 #define AMP_IMPLEMENTATION
@@ -30,6 +30,21 @@ static amp_result focal_backward(const amp_custom_call* c) {
         dlogits[i] = (float)(slope * ((i % CLASSES == label) - (double)p[i]) * (double)dloss[n]);
     }
     return AMP_OK;
+}
+
+/* Mish, x tanh(log(1 + e^x)), or dy times its derivative; amp_map brings it to the types in use. */
+static void mish(const float* dy, const float* x, float* y, size_t n, void* user_data) {
+    (void)user_data;
+    for (size_t i = 0; i < n; i++) {
+        const float t = tanhf(log1pf(expf(fminf(x[i], 20.0f)))), s = 1.0f / (1.0f + expf(-x[i]));
+        y[i] = dy ? dy[i] * (t + x[i] * s * (1.0f - t * t)) : x[i] * t;
+    }
+}
+static amp_result mish_forward(const amp_custom_call* c) {
+    return amp_map(mish, NULL, AMP_NONE, c->x[0], c->y, c->count, c->exec);
+}
+static amp_result mish_backward(const amp_custom_call* c) {
+    return amp_map(mish, NULL, c->dy, c->x[0], c->dx[0], c->count, c->exec);
 }
 
 /* The transform of x[0], x[step], ...: n complex numbers; with sign 1 its inverse, times n. */
@@ -85,11 +100,15 @@ static amp_model* build(amp_level level) {
     const amp_custom_desc focal = { .name = "focal", .channels = 1, .height = 1, .width = 1,
         .saved_bytes = CLASSES * sizeof(float),
         .forward = focal_forward, .backward = focal_backward };
+    const amp_rule rules[] = { AMP_RULE_FP32, AMP_RULE_LOW, AMP_RULE_LOW, AMP_RULE_LOW };
+    const amp_custom_desc activation = { .name = "mish", .rules = rules,
+        .forward = mish_forward, .backward = mish_backward };
     amp_model* m;
     amp_model_create(&m, &(amp_model_desc){ .batch = BATCH, .precision = { .level = level },
         .optimizer = { .kind = AMP_ADAM, .lr = 0.01f }, .logger = { .log = amp_log_stderr } });
     amp_value x = amp_conv2d(m, amp_input(m, 1, 1, LENGTH), CHANNELS, 1, 1, 0);
-    x = amp_gelu(m, amp_custom(m, &x, 1, &spectral));
+    x = amp_custom(m, &x, 1, &spectral);
+    x = amp_custom(m, &x, 1, &activation);
     amp_value s = amp_tanh(m, amp_linear(m, amp_global_avg_pool2d(m, x), 4));    /* squeeze, */
     x = amp_mul(m, x, amp_sigmoid(m, amp_linear(m, s, CHANNELS)));               /* and excite */
     amp_value operands[] = { amp_linear(m, x, CLASSES), amp_input(m, 1, 1, 1) };

@@ -922,6 +922,13 @@ static amp_result call_leaky_backward(void* const* p) {
     return amp_leaky_relu_backward(amp_ref_of(p[0], T), amp_ref_of(p[1], T), amp_ref_of(p[2], T),
         0, 9, 3.0f, &quiet);
 }
+static void twice(const float* dy, const float* x, float* y, size_t n, void* user_data) {
+    (void)user_data;
+    while (n-- > 0) y[n] = dy ? 2.0f * dy[n] : 2.0f * x[n];
+}
+static amp_result call_map(void* const* p) {
+    return amp_map(twice, NULL, amp_ref_of(p[0], T), amp_ref_of(p[1], T), amp_ref_of(p[2], T), 9, &quiet);
+}
 static amp_result call_softmax(void* const* p) { return amp_softmax_forward(amp_ref_of(p[0], T),
     amp_ref_of(p[1], T), 3, 5, &quiet); }
 static amp_result call_softmax_backward(void* const* p) {
@@ -997,6 +1004,7 @@ static const overlap_case overlap_cases[] = {
     { "activation backward", call_activation_backward, { 36, 36, 36 }, 4u, { 0, 2, -1 } },
     { "leaky relu", call_leaky, { 36, 36 }, 2u, { 0, 1, -1 } },
     { "leaky relu backward", call_leaky_backward, { 36, 36, 36 }, 4u, { 0, 2, -1 } },
+    { "map", call_map, { 36, 36, 36 }, 4u, { 0, 2, 1, 2, -1 } },
     { "softmax", call_softmax, { 60, 60 }, 2u, { 0, 1, -1 } },
     { "softmax backward", call_softmax_backward, { 60, 60, 60 }, 4u, { -1 } },
     { "dropout", call_dropout, { 36, 36 }, 2u, { 0, 1, -1 } },

@@ -73,6 +73,13 @@ static uint64_t trained(amp_dtype low, amp_sums sums) {
     return h;
 }
 
+/* A user's function for amp_map. */
+static void square(const float* dy, const float* x, float* y, size_t n, void* user_data) {
+    size_t i;
+    (void)user_data;
+    for (i = 0; i < n; i++) y[i] = dy ? 2.0f * dy[i] * x[i] : x[i] * x[i];
+}
+
 /* Conversions, the checks of a scaler and an optimizer on memory of the caller's own. */
 static uint64_t converted(void) {
     float* x = (float*)malloc(N * sizeof *x);
@@ -99,6 +106,8 @@ static uint64_t converted(void) {
     hash = hash_bytes(hash, h, N * sizeof *h);
     hash = hash_bytes(hash, &clamped, sizeof clamped);
     hash = hash_bytes(hash, &info.norm, sizeof info.norm);
+    CHECK(amp_map(square, NULL, amp_ref_of(h, AMP_F16), amp_f32(x), amp_f32(x), N, NULL) == AMP_OK);
+    hash = hash_bytes(hash, x, N * sizeof *x);
     free(x);
     free(h);
     return hash;

@@ -193,6 +193,70 @@ static void test_leaky_relu(void) {
                 }
 }
 
+/* A user's function, and what it was called with. It writes all of y before it reads: y may be neither x nor dy. */
+typedef struct mapped { size_t n, calls; } mapped;
+static void quadratic(const float* dy, const float* x, float* y, size_t n, void* user_data) {
+    mapped* told = (mapped*)user_data;
+    size_t i;
+    told->n += n;
+    told->calls++;
+    CHECK(n >= 1 && n <= 1024 && y != x && y != dy);
+    for (i = 0; i < n; i++) y[i] = 1e30f;
+    for (i = 0; i < n; i++) y[i] = dy ? dy[i] * (2.0f * x[i] + 1.0f) : x[i] * x[i] + x[i];
+}
+static void test_map(void) {
+    const char* what = "map";
+    const amp_logger logger = { listen, NULL };
+    amp_exec e;
+    int a, b, c;
+    size_t s, i;
+    float v[2] = { 1, 2 };
+    mapped told;
+    memset(&e, 0, sizeof e);
+    e.logger = &logger;
+    for (a = 0; a < 3; a++) for (b = 0; b < 3; b++) for (c = 0; c < 3; c++) for (s = 0; s < SIZES; s++) {
+        buffer x = random_buffer(TYPES[a], sizes[s], 3), y = make(TYPES[b], sizes[s]);
+        buffer dy = random_buffer(TYPES[c], sizes[s], 3), dx = make(TYPES[b], sizes[s]);
+        const amp_ref xr = amp_ref_of(x.p, x.t), yr = amp_ref_of(y.p, y.t), dyr = amp_ref_of(dy.p, dy.t);
+        memset(&told, 0, sizeof told);
+        CHECK(amp_map(quadratic, &told, AMP_NONE, xr, yr, x.n, NULL) == AMP_OK);
+        CHECK(told.n == x.n && told.calls == (x.n + 1023) / 1024);
+        CHECK(amp_map(quadratic, &told, dyr, xr, amp_ref_of(dx.p, dx.t), x.n, NULL) == AMP_OK);
+        for (i = 0; i < x.n; i++) {
+            const double p = get(&x, i), g = get(&dy, i);
+            CLOSE(y, i, p * p + p, 2 * u * (p * p + fabs(p)));
+            CLOSE(dx, i, g * (2 * p + 1), 2 * u * fabs(g) * (2 * fabs(p) + 1));
+        }
+        if (b == c) {    /* in place of dy, then of x */
+            CHECK(amp_map(quadratic, &told, dyr, xr, dyr, x.n, NULL) == AMP_OK);
+            CHECK(memcmp(dy.p, dx.p, x.n * amp_dtype_size(dy.t)) == 0);
+        }
+        if (a == b) {
+            CHECK(amp_map(quadratic, &told, AMP_NONE, xr, xr, x.n, NULL) == AMP_OK);
+            CHECK(memcmp(x.p, y.p, x.n * amp_dtype_size(x.t)) == 0);
+        }
+        finish(&x); finish(&y); finish(&dy); finish(&dx);
+    }
+    memset(&told, 0, sizeof told);      /* a gradient that is not wanted, and nothing to do */
+    CHECK(amp_map(quadratic, &told, amp_f32(v), amp_f32(v), AMP_NONE, 2, &e) == AMP_OK);
+    CHECK(amp_map(quadratic, &told, AMP_NONE, AMP_NONE, AMP_NONE, 0, &e) == AMP_OK && told.calls == 0);
+    check_refused(amp_map(NULL, NULL, AMP_NONE, amp_f32(v), amp_f32(v), 2, &e), AMP_ERR_ARGUMENT,
+        "map: the function is NULL");
+    check_refused(amp_map(quadratic, &told, AMP_NONE, amp_f32(v), AMP_NONE, 2, &e), AMP_ERR_ARGUMENT,
+        "map: y is NULL, but it has 1 x 2 elements");
+    CHECK(amp_map(quadratic, &told, AMP_NONE, amp_f32(v), amp_f32(v + 1), 2, &e) == AMP_ERR_ARGUMENT);
+    CHECK(amp_map(quadratic, &told, AMP_NONE, amp_ref_of(v, AMP_U8), amp_f32(v), 2, &e) == AMP_ERR_DTYPE
+          && told.calls == 0 && v[0] == 1.0f);
+    v[0] = 3e38f;                       /* it overflows, with and without a flag; a NaN is amp's */
+    feclearexcept(FE_ALL_EXCEPT);
+    e.mask_exceptions = 1;
+    CHECK(amp_map(quadratic, &told, AMP_NONE, amp_f32(v), amp_f32(v), 1, &e) == AMP_OK);
+    CHECK(to_bits(v[0]) == 0x7f800000u && !fetestexcept(FE_OVERFLOW));
+    v[0] = -from_bits(0x7f812345u);
+    CHECK(amp_map(quadratic, &told, AMP_NONE, amp_f32(v), amp_f32(v), 1, &e) == AMP_OK);
+    CHECK(to_bits(v[0]) == 0x7fc00000u);
+}
+
 /* The references themselves: slope against the central difference of activate. Its error is h^2/6 * f''' +
    1e-16/h. */
 static void test_slopes_of_reference(void) {
@@ -2798,6 +2862,7 @@ static void run_all(void) {
     TEST(test_activation_forward);
     TEST(test_activation_backward);
     TEST(test_leaky_relu);
+    TEST(test_map);
     TEST(test_relu_bits);
     TEST(test_slopes_of_reference);
     TEST(test_accuracy);
