@@ -1,6 +1,6 @@
 /* train_nccl.cu - the same training on several GPUs: a thread for each, gradients summed by NCCL. Each rank sees
    its own part of every batch; the weights stay equal, bit for bit, and an overflow on one rank skips the step on
-   all.
+   all. Sums of gradients begin during the backward pass, on a stream of their own.
 
      build/train_nccl [--half]          all GPUs of this machine; --half sums gradients as 16-bit numbers
 
@@ -14,11 +14,35 @@
 
 enum { BATCH = 64, SIDE = 28, STEPS = 200 };
 
-/* The hook: sums over the ranks, in place, in the order of the stream. Nothing waits. */
+/* A rank's communicator, the stream of its sums, and what tells both streams how far the other is. */
+struct Rank {
+    ncclComm_t nccl;
+    cudaStream_t sums;
+    cudaEvent_t ready, summed;
+};
+
+/* The hook: sums over the ranks, in place, in the order of the stream. The host waits in none of the three. */
 static amp_result all_reduce_sum(void* data, amp_dtype dtype, size_t count, void* stream, void* user_data) {
     ncclDataType_t type = dtype == AMP_F16 ? ncclHalf : dtype == AMP_BF16 ? ncclBfloat16 : ncclFloat;
-    ncclResult_t r = ncclAllReduce(data, data, count, type, ncclSum, (ncclComm_t)user_data, (cudaStream_t)stream);
+    ncclResult_t r = ncclAllReduce(data, data, count, type, ncclSum, ((Rank*)user_data)->nccl, (cudaStream_t)stream);
     return r == ncclSuccess ? AMP_OK : AMP_ERR_COMM;
+}
+/* `to` goes on when `from` has come to here. A graph that records `from` then records `to`, too. */
+static amp_result follow(cudaStream_t to, cudaStream_t from, cudaEvent_t event) {
+    cudaError_t e = cudaEventRecord(event, from);
+    if (e == cudaSuccess) e = cudaStreamWaitEvent(to, event, 0);
+    return e == cudaSuccess ? AMP_OK : AMP_ERR_DEVICE;
+}
+/* The hook that begins a sum: the gradients are ready, and the backward pass goes on beside it. */
+static amp_result start(void* data, amp_dtype dtype, size_t count, void* stream, void* user_data) {
+    Rank* rank = (Rank*)user_data;
+    amp_result r = follow(rank->sums, (cudaStream_t)stream, rank->ready);
+    return r == AMP_OK ? all_reduce_sum(data, dtype, count, rank->sums, rank) : r;
+}
+/* The hook behind the backward pass: the update waits for all sums. */
+static amp_result wait_for_sums(void* stream, void* user_data) {
+    Rank* rank = (Rank*)user_data;
+    return follow((cudaStream_t)stream, rank->sums, rank->summed);
 }
 
 static amp_result build(amp_model** m, const amp_comm* comm, int narrow) {
@@ -45,15 +69,19 @@ static amp_result build(amp_model** m, const amp_comm* comm, int narrow) {
 
 /* The life of one rank. */
 static void run_rank(int rank, int ranks, ncclComm_t nccl, const data_set* digits, int narrow) {
-    amp_comm comm = { all_reduce_sum, rank, ranks, nccl, NULL, NULL, 0 };
+    Rank own = { nccl, NULL, NULL, NULL };
+    amp_comm comm = { all_reduce_sum, rank, ranks, &own, start, wait_for_sums, 256 << 10 };
     std::vector<float> x((size_t)BATCH * SIDE * SIDE);
     std::vector<int32_t> labels(BATCH);
     amp_model* m = NULL;
     amp_batch batch = {};
     amp_step_info info;
     amp_result r;
-    cudaSetDevice(rank);
-    r = build(&m, &comm, narrow);
+    bool made = cudaSetDevice(rank) == cudaSuccess
+        && cudaStreamCreateWithFlags(&own.sums, cudaStreamNonBlocking) == cudaSuccess
+        && cudaEventCreateWithFlags(&own.ready, cudaEventDisableTiming) == cudaSuccess
+        && cudaEventCreateWithFlags(&own.summed, cudaEventDisableTiming) == cudaSuccess;
+    r = made ? build(&m, &comm, narrow) : AMP_ERR_DEVICE;
     batch.n = BATCH;
     batch.inputs[0] = x.data();
     batch.targets[0] = labels.data();
@@ -66,6 +94,9 @@ static void run_rank(int rank, int ranks, ncclComm_t nccl, const data_set* digit
     }
     if (r != AMP_OK) fprintf(stderr, "rank %d: %s\n", rank, m ? amp_model_error(m) : amp_result_string(r));
     amp_model_destroy(m);
+    cudaEventDestroy(own.ready);
+    cudaEventDestroy(own.summed);
+    cudaStreamDestroy(own.sums);
 }
 
 int main(int argc, char** argv) {
