@@ -15680,7 +15680,8 @@ AMP_DEF amp_value amp_transformer_block(amp_model* m, amp_value x, const amp_tra
     if (!d) ampi_build_fail(AMP_ERR_DESC, "transformer_block: the desc is NULL");
     else if (!is_llama && d->kind != AMP_BLOCK_GPT2)
         ampi_build_fail(AMP_ERR_DESC, "transformer_block: kind %d does not exist", d->kind);
-    else if (d->heads < 1 || features % d->heads != 0 || d->kv_heads < 0 || d->layers < 0)
+    else if (d->heads < 1 || features % d->heads != 0 || features > INT32_MAX / 4
+        || d->kv_heads < 0 || d->kv_heads > d->heads || d->layers < 0)
         ampi_build_fail(AMP_ERR_DESC, "transformer_block after '%s': heads is %d, kv_heads %d, "
             "layers %d, of %d features", in->layer.name, d->heads, d->kv_heads, d->layers,
             features);
@@ -16011,9 +16012,10 @@ AMPI_FN void ampi_live_range_times(amp_model* m) {
         }
 
         /* What the caller reads stays to the end. The seed of an output is there from the start of
-           the backward pass. */
+           the backward pass to its turn. */
         if (n->is_output) ampi_live_range_use(ampi_live_data(n), end, own);
-        if (n->is_output && n->needs_grad) ampi_live_range_use(ampi_live_grad(n), start, own);
+        for (int i = 0; i < 2 && n->is_output && n->needs_grad; i++)
+            ampi_live_range_use(ampi_live_grad(n), i ? back : start, own);
         if (n->keeps_grad && n->needs_grad) ampi_live_range_use(ampi_live_grad(n), end, own);
 
         /* Its inputs' values, and their gradients where the backward pass hands them one: until

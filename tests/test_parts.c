@@ -165,6 +165,37 @@ static void test_seeds_add(void) {
     amp_model_destroy(m);
 }
 
+/* An output that no layer reads, with other layers and a loss built after it: its seed lies untouched until its turn. */
+static void test_output_before_a_loss(void) {
+    static const float seed[12] = { 1, -2, 3, -4, 5, -6, 7, -8, 9, -10, 11, -12 };
+    const amp_model_desc d = model_desc(1, AMP_O0, AMP_F16);
+    amp_model* m = new_model(&d);
+    amp_value u = amp_linear(m, amp_input(m, 12, 1, 1), 12), v;
+    float db[12], dx[12], w[144], later[144];
+    amp_batch b = batch_of(0, 1, NULL);
+    amp_seeds seeds;
+    int i, j;
+    amp_retain_gradient(m, u);
+    v = amp_linear(m, u, 12);
+    amp_output(m, v);
+    amp_mean(m, amp_linear(m, u, 12));
+    CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", heard);
+    memset(&seeds, 0, sizeof seeds);
+    seeds.gradients[0] = amp_f32(seed);
+    CHECK(amp_forward(m, &b, NULL) == AMP_OK && amp_backward(m, &seeds) == AMP_OK);
+    CHECK(amp_model_read_param_gradient(m, amp_model_find_param(m, "linear2.bias"), db) == AMP_OK);
+    CHECK(memcmp(db, seed, sizeof db) == 0);
+    CHECK(amp_model_read_param(m, amp_model_find_param(m, "linear2.weight"), w) == AMP_OK);
+    CHECK(amp_model_read_param(m, amp_model_find_param(m, "linear3.weight"), later) == AMP_OK);
+    CHECK(amp_model_read_gradient(m, u, dx) == AMP_OK);
+    for (j = 0; j < 12; j++) {
+        double want = 0.0;
+        for (i = 0; i < 12; i++) want += (double)seed[i] * (double)w[i * 12 + j] + (double)later[i * 12 + j] / 12.0;
+        CHECK_MSG(fabs((double)dx[j] - want) < 1e-5, "%g, not %g", (double)dx[j], want);
+    }
+    amp_model_destroy(m);
+}
+
 /* A gradient from outside that is inf or NaN by itself is no reason for a lower loss scale. */
 static void test_bad_seeds(void) {
     static const uint32_t bits[] = { 0x7f800000u, 0x7fc00000u };
@@ -700,6 +731,7 @@ int main(int argc, char** argv) {
     TEST(test_parts_are_the_step);
     TEST(test_own_loss);
     TEST(test_seeds_add);
+    TEST(test_output_before_a_loss);
     TEST(test_bad_seeds);
     TEST(test_input_gradient);
     TEST(test_gradients_between);

@@ -1118,6 +1118,8 @@ static void e_block_dropout(amp_model* m, amp_value x) { block_of(m, x, 1, 1, 0,
 static void e_block_theta(amp_model* m, amp_value x) { block_of(m, x, 0, 2, 0, 0, 0.0f, 1e4f); }
 static void e_block_odd(amp_model* m, amp_value x) { block_of(m, x, 1, 2, 0, 0, 0.0f, 0.0f); }
 static void e_block_kv(amp_model* m, amp_value x) { block_of(m, x, 0, 3, 2, 0, 0.0f, 0.0f); }
+static void e_block_many_kv(amp_model* m, amp_value x) { block_of(m, x, 1, 3, 0x40000001, 0, 0.0f, 0.0f); }
+static void e_block_wide(amp_model* m, amp_value x) { (void)x; block_of(m, amp_input(m, 0x20000000, 1, 1), 0, 1, 0, 0, 0.0f, 0.0f); }
 static void e_twice_positions(amp_model* m, amp_value x) { amp_to_positions(m, x); }
 static void e_image_size(amp_model* m, amp_value x) { amp_to_image(m, x, 2, 3); }
 static void e_image_negative(amp_model* m, amp_value x) { amp_to_image(m, x, -1, -5); }
@@ -1183,6 +1185,8 @@ static const struct { mistake make; amp_result code; const char* sentence; } mis
     { e_block_theta, AMP_ERR_DESC, "transformer_block after 'words': theta is for AMP_BLOCK_LLAMA" },
     { e_block_odd, AMP_ERR_SHAPE, "rope after 'linear1': rope: head_size is 3; it must be even, from 2 to 1024" },
     { e_block_kv, AMP_ERR_SHAPE, "attention after 'linear1': attention: 3 heads are not whole groups for 2 kv_heads" },
+    { e_block_many_kv, AMP_ERR_DESC, "transformer_block after 'words': heads is 3, kv_heads 1073741825, layers 0, of 6 features" },
+    { e_block_wide, AMP_ERR_DESC, "transformer_block after 'input2': heads is 1, kv_heads 0, layers 0, of 536870912 features" },
     { e_twice_positions, AMP_ERR_SHAPE, "to_positions after 'words': it has 5 positions already" },
     { e_image_size, AMP_ERR_SHAPE, "to_image after 'words': 5 positions are not 2x3 pixels" },
     { e_image_negative, AMP_ERR_SHAPE, "to_image after 'words': 5 positions are not -1x-5 pixels" },

@@ -563,6 +563,247 @@ static void try_losses(void) {
                        amp_ref_of(operand(elements, d_type, OUTPUT), d_type), k, some_exec(&exec)));
 }
 
+/* --- sequences ------------------------------------------------------------------------------------------- */
+
+/* 1 or more, but now and then 0 or absurd. */
+static size_t extent(unsigned count) {
+    size_t n = size(count);
+    return n || byte() >= 200 ? n : 1;
+}
+/* Elements of rows of d elements, ld apart (0 = packed). */
+static size_t rows_size(size_t rows, size_t d, size_t ld) {
+    if (rows == 0 || d == 0) return 0;
+    if (ld == 0) ld = d;
+    count_in((double)rows * (double)(ld > d ? ld : d));
+    return too_large ? 0 : (rows - 1) * ld + d;
+}
+static size_t gap(void) { unsigned b = byte(); return b < 128 ? 0 : b < 240 ? b % 5 : size(9); }
+/* int32 numbers in [low, low + count), but now and then others. */
+static int32_t* some_ints(size_t n, int low, unsigned count) {
+    int32_t* p = (int32_t*)operand(n, AMP_F32, INPUT);
+    const int sound = byte() < 200;
+    size_t i;
+    for (i = 0; p && i < n; i++) p[i] = sound ? low + (int)below(count ? count : 1) : number(low, count ? count : 1);
+    if (p) memcpy(blocks[block_count - 1].copy, blocks[block_count - 1].whole, blocks[block_count - 1].n);
+    return p;
+}
+/* What a call may write of a block are rows of d elements alone. */
+static void check_between(const void* of, size_t rows, size_t d, size_t ld, amp_dtype t) {
+    const size_t each = amp_dtype_size(t);
+    int i;
+    size_t r;
+    for (i = 0; of && ld > d && i < block_count; i++) {
+        const struct block* b = &blocks[i];
+        if (b->whole + GUARD != (const unsigned char*)of) continue;
+        for (r = 0; r + 1 < rows; r++)
+            if (memcmp(b->whole + GUARD + (r * ld + d) * each, b->copy + GUARD + (r * ld + d) * each, (ld - d) * each) != 0)
+                give_up("attention wrote between rows");
+    }
+}
+
+static void some_attention(amp_attention_shape* s) {
+    memset(s, 0, sizeof *s);
+    s->batch = extent(4);
+    s->queries = extent(byte() & 1 ? 6 : 90);
+    s->keys = byte() & 1 ? 0 : extent(byte() & 1 ? 6 : 90);
+    s->kv_heads = byte() & 1 ? 0 : extent(3);
+    s->heads = byte() < 240 && s->kv_heads < 4 ? (s->kv_heads ? s->kv_heads : 1) * (1 + below(3)) : extent(6);
+    s->head_size = extent(byte() & 1 ? 9 : 80);
+    if (byte() & 1) s->key_stride = byte() < 230 && s->keys < 100 ? (s->keys ? s->keys : s->queries) + below(3) : size(9);
+    s->causal = byte() & 1;
+    s->window = byte() < 200 || (!s->causal && byte() < 240) ? 0 : size(20);
+    s->scale = byte() < 200 ? 0.0f : number_f();
+}
+/* q, k and v lie apart; or in rows [q|k|v], as their gradients do. */
+static void try_attention(void) {
+    amp_attention_shape s;
+    amp_dtype t[9];
+    amp_exec exec;
+    amp_result r;
+    size_t q_d, kv_d, q_rows, kv_rows, size_of[4], at[3] = { 0, 0, 0 };
+    void *q, *k, *v, *y, *lse, *dq, *dk, *dv, *dy;
+    int i, together = byte() >= 192, accumulate = number(0, 4);
+    for (i = 0; i < 9; i++) t[i] = type();
+    some_attention(&s);
+    if (together) { s.keys = s.key_stride = 0; t[1] = t[2] = t[0]; t[6] = t[7] = t[5]; }
+    {
+        const size_t keys = s.keys ? s.keys : s.queries, kv_heads = s.kv_heads ? s.kv_heads : s.heads;
+        const size_t stride = s.key_stride ? s.key_stride : keys;
+        count_in((double)s.batch * (double)s.heads * (double)s.head_size * (double)s.queries);
+        count_in((double)s.batch * (double)kv_heads * (double)s.head_size * (double)stride);
+        count_in((double)s.batch * (double)s.heads * (double)s.queries);
+        if (s.heads > LARGEST || s.head_size > LARGEST || s.queries > LARGEST || stride > LARGEST || keys > LARGEST
+            || kv_heads > LARGEST || s.batch > LARGEST) count_in((double)LARGEST);
+        (void)amp_attention_workspace(&s);
+        if (!may_call()) return;
+        q_d = too_large ? 0 : s.heads * s.head_size; kv_d = too_large ? 0 : kv_heads * s.head_size;
+        q_rows = too_large ? 0 : s.batch * s.queries;
+        kv_rows = too_large || s.batch == 0 ? 0 : (s.batch - 1) * stride + keys;
+        if (together) {
+            s.ldq = s.ldk = s.ldv = q_d + 2 * kv_d + gap();
+            at[1] = q_d; at[2] = q_d + kv_d;
+        } else {
+            if (byte() & 1) s.ldq = q_d + gap();
+            if (byte() & 1) s.ldk = kv_d + gap();
+            if (byte() & 1) s.ldv = kv_d + gap();
+        }
+        if (byte() & 1) s.ldy = q_d + gap();
+        if (!together && byte() >= 250) s.ldq = size(40);
+        size_of[0] = rows_size(q_rows, q_d, s.ldq); size_of[1] = rows_size(kv_rows, kv_d, s.ldk);
+        size_of[2] = rows_size(kv_rows, kv_d, s.ldv); size_of[3] = rows_size(q_rows, q_d, s.ldy);
+        if (together && !too_large) size_of[0] = size_of[2] + at[2];
+        if (!may_call()) return;
+        if (byte() & 1) s.lengths = some_ints(too_large ? 0 : s.batch, 0, keys < 200 ? (unsigned)keys + 1 : 200);
+    }
+    q = operand(size_of[0], t[0], INPUT);
+    k = together ? q : operand(size_of[1], t[1], INPUT); v = together ? q : operand(size_of[2], t[2], INPUT);
+    for (i = 1; i < 3; i++) if (q && together) *(i == 1 ? &k : &v) = (char*)q + at[i] * amp_dtype_size(t[0]);
+    if (byte() & 1) {
+        y = operand(size_of[3], t[3], OUTPUT);
+        lse = byte() & 1 ? NULL : operand(q_rows * (too_large ? 0 : s.heads), AMP_F32, OUTPUT);
+        r = amp_attention_forward(byte() >= 254 ? NULL : &s, amp_ref_of(q, t[0]), amp_ref_of(k, t[1]), amp_ref_of(v, t[2]),
+            amp_ref_of(y, t[3]), (float*)lse, some_exec(&exec));
+        if (r == AMP_OK) check_between(y, q_rows, q_d, s.ldy, t[3]);
+        settle_sized(r);
+        return;
+    }
+    y = operand(size_of[3], t[3], INPUT);
+    lse = operand(q_rows * (too_large ? 0 : s.heads), AMP_F32, INPUT);
+    dy = operand(size_of[3], t[4], INPUT);
+    dq = operand(size_of[0], t[5], OUTPUT);
+    dk = together ? dq : operand(size_of[1], t[6], OUTPUT); dv = together ? dq : operand(size_of[2], t[7], OUTPUT);
+    for (i = 1; i < 3; i++) if (dq && together) *(i == 1 ? &dk : &dv) = (char*)dq + at[i] * amp_dtype_size(t[5]);
+    r = amp_attention_backward(&s, amp_ref_of(dy, t[4]), amp_ref_of(q, t[0]), amp_ref_of(k, t[1]), amp_ref_of(v, t[2]),
+        amp_ref_of(y, t[3]), (const float*)lse, amp_ref_of(dq, t[5]), amp_ref_of(dk, t[6]), amp_ref_of(dv, t[7]), accumulate,
+        some_exec(&exec));
+    if (r == AMP_OK && together) check_between(dq, q_rows, q_d + 2 * kv_d, s.ldq, t[5]);
+    else if (r == AMP_OK) {
+        check_between(dq, q_rows, q_d, s.ldq, t[5]);
+        check_between(dk, kv_rows, kv_d, s.ldk, t[6]);
+        check_between(dv, kv_rows, kv_d, s.ldv, t[7]);
+    }
+    settle_sized(r);
+}
+
+static void try_rope(void) {
+    amp_rope_shape s;
+    amp_dtype x_type = type(), y_type = type();
+    amp_exec exec;
+    size_t n, heads;
+    void *x, *y;
+    memset(&s, 0, sizeof s);
+    s.batch = extent(4); s.positions = extent(10); s.heads = extent(5);
+    s.head_size = byte() < 230 ? 2 * (1 + below(byte() & 1 ? 5 : 60)) : byte() < 128 ? 1024 + below(4) : size(20);
+    heads = s.heads > LARGEST || s.head_size > LARGEST ? LARGEST : s.heads * s.head_size;
+    s.width = byte() & 1 ? 0 : byte() < 230 && heads < LARGEST ? heads + below(9) : size(40);
+    s.theta = byte() < 200 ? 0.0f : number_f();
+    s.interleaved = number(0, 2);
+    s.offset = byte() & 1 ? 0 : size(200);
+    if (s.batch && s.positions) {
+        count_in((double)s.batch * (double)s.positions * (s.width ? (double)s.width : (double)s.heads * (double)s.head_size));
+        if (s.batch > LARGEST || s.positions > LARGEST || s.heads > LARGEST) count_in((double)LARGEST);
+    } else if (s.batch > LARGEST || s.positions > LARGEST || heads >= LARGEST || s.width > LARGEST) return;
+    if (!may_call()) return;
+    n = too_large ? 0 : s.batch * s.positions * (s.width ? s.width : heads);
+    if (byte() >= 200) { x = y = operand(n, x_type, OUTPUT); y_type = x_type; }
+    else { x = operand(n, x_type, INPUT); y = operand(n, y_type, OUTPUT); }
+    if (byte() & 1) settle_sized(amp_rope_forward(byte() >= 254 ? NULL : &s, amp_ref_of(x, x_type), amp_ref_of(y, y_type),
+        some_exec(&exec)));
+    else settle_sized(amp_rope_backward(&s, amp_ref_of(x, x_type), amp_ref_of(y, y_type), y && y_type ? number(0, 4) : 0,
+        some_exec(&exec)));
+}
+
+static void try_embedding(void) {
+    size_t n = extent(20), rows = extent(12), d = extent(50);
+    amp_dtype w_type = type(), y_type = type();
+    amp_exec exec;
+    int32_t* tokens;
+    count_in((double)n * (double)d); count_in((double)rows * (double)d);
+    if (n > LARGEST || d > LARGEST || rows > LARGEST) count_in((double)LARGEST);
+    if (!may_call() || (too_large && (n == 0 || d == 0 || rows == 0))) return;
+    tokens = some_ints(too_large ? 0 : n, 0, rows < 100 ? (unsigned)rows : 100);
+    if (byte() & 1) {
+        void* w = operand(rows * d, w_type, INPUT);
+        void* y = operand(n * d, y_type, OUTPUT);
+        settle_sized(amp_embedding_forward(tokens, amp_ref_of(w, w_type), amp_ref_of(y, y_type), n, rows, d, some_exec(&exec)));
+    } else {
+        void* dy = operand(n * d, y_type, INPUT);
+        void* dw = operand(rows * d, w_type, OUTPUT);
+        if (too_large && !dw) { settle(AMP_OK); return; }
+        settle_sized(amp_embedding_backward(amp_ref_of(dy, y_type), tokens, amp_ref_of(dw, w_type), number(0, 4), n, rows, d,
+            some_exec(&exec)));
+    }
+}
+
+static void try_group_norm(void) {
+    amp_group_norm_shape s;
+    amp_dtype t[4];
+    amp_exec exec;
+    size_t n = 0, c = 0, groups = 0;
+    void *x, *gamma, *mean, *invstd;
+    int i;
+    for (i = 0; i < 4; i++) t[i] = type();
+    s.n = number(1, 4); s.channels = number(1, 8); s.spatial = number(1, byte() & 1 ? 4 : 60);
+    s.groups = byte() & 1 ? 0 : number(0, 5);
+    s.eps = byte() & 1 ? 0.0f : number_f();
+    if (s.n > 0 && s.channels > 0 && s.spatial > 0) count_in((double)s.n * s.channels * s.spatial);
+    if (!may_call()) return;
+    if (!too_large && s.n > 0 && s.channels > 0 && s.spatial > 0) {
+        c = (size_t)s.channels; n = (size_t)s.n * c * (size_t)s.spatial;
+        groups = (size_t)s.n * (s.groups > 0 && s.groups <= s.channels ? (size_t)s.groups : c);
+    }
+    x = operand(n, t[0], INPUT);
+    gamma = operand(c, t[1], INPUT);
+    if (byte() & 1) {
+        void* beta = operand(c, t[1], INPUT);
+        mean = operand(groups, AMP_F32, OUTPUT); invstd = operand(groups, AMP_F32, OUTPUT);
+        settle_sized(amp_group_norm_forward(&s, amp_ref_of(x, t[0]), amp_ref_of(gamma, t[1]), amp_ref_of(beta, t[1]), (float*)mean,
+            (float*)invstd, amp_ref_of(operand(n, t[2], OUTPUT), t[2]), some_exec(&exec)));
+    } else {
+        void* dy = operand(n, t[3], INPUT);
+        void* dx = operand(n, t[2], OUTPUT);
+        void* dgamma = operand(c, t[2], OUTPUT);
+        mean = operand(groups, AMP_F32, INPUT); invstd = operand(groups, AMP_F32, INPUT);
+        settle_sized(amp_group_norm_backward(&s, amp_ref_of(dy, t[3]), amp_ref_of(x, t[0]), amp_ref_of(gamma, t[1]),
+            (const float*)mean, (const float*)invstd, amp_ref_of(dx, t[2]), amp_ref_of(dgamma, t[2]),
+            amp_ref_of(operand(c, t[2], OUTPUT), t[2]), number(0, 4), some_exec(&exec)));
+    }
+}
+
+static void try_mul(void) {
+    size_t n = extent(200), repeat = byte() & 1 ? 1 : extent(6), rows = extent(5);
+    amp_dtype t[5];
+    amp_exec exec;
+    void *a, *b;
+    int i;
+    for (i = 0; i < 5; i++) t[i] = type();
+    if (n < 1000 && repeat < 1000 && repeat > 0 && byte() < 230) n -= n % repeat;
+    count_in((double)n);
+    if (repeat > LARGEST || rows > LARGEST) count_in((double)LARGEST);
+    if (!may_call()) return;
+    a = operand(n, t[0], INPUT);
+    switch (below(3)) {
+        case 0: b = operand(repeat ? n / repeat : n, t[1], INPUT);
+                settle_sized(amp_mul_forward(amp_ref_of(a, t[0]), amp_ref_of(b, t[1]),
+                    amp_ref_of(operand(n, t[2], OUTPUT), t[2]), n, repeat, some_exec(&exec)));
+                break;
+        case 1: {
+            void *dy = operand(n, t[2], INPUT), *da = operand(n, t[3], OUTPUT);
+            b = operand(repeat ? n / repeat : n, t[1], INPUT);
+            settle_sized(amp_mul_backward(amp_ref_of(dy, t[2]), amp_ref_of(a, t[0]), amp_ref_of(b, t[1]), amp_ref_of(da, t[3]),
+                amp_ref_of(operand(repeat ? n / repeat : n, t[4], OUTPUT), t[4]), number(0, 4), n, repeat, some_exec(&exec)));
+            break;
+        }
+        default:
+            settle(AMP_OK);
+            if (too_large || rows == 0 || repeat == 0) return;
+            n = below(4) * rows * repeat;
+            a = operand(n, t[0], INPUT);
+            settle(amp_transpose_forward(amp_ref_of(a, t[0]), amp_ref_of(operand(n, t[1], OUTPUT), t[1]), n / (rows * repeat),
+                rows, repeat, some_exec(&exec)));
+    }
+}
+
 /* --- the scaler ---------------------------------------------------------------------------------------------- */
 
 static int on_limit(const amp_scaler* s, void* user_data) { (void)s; (void)user_data; return (int)below(2); }
@@ -962,6 +1203,7 @@ static amp_value add_loss(amp_model* m) {
 enum { MAX_OWN = 8 };
 static struct own {
     size_t in[AMP_MAX_OPERANDS], out, params[AMP_MAX_OPERANDS], saved, workspace;
+    int positions[AMP_MAX_OPERANDS + 1];   /* of the inputs and, last, of the output */
     int inputs, param_count, may_fail;
     amp_value x[AMP_MAX_OPERANDS], y;
 } owns[MAX_OWN];
@@ -982,14 +1224,32 @@ static void fill(amp_ref y, size_t n, double x, int add) {
     for (i = 0; y.data && i < n; i++)
         put_value(y.data, y.dtype, i, x + (double)(i % 5) / 8 + (add ? value_at(y.data, y.dtype, i) : 0.0));
 }
+/* Rows of operand i in this pass: where a batch may have left positions out, those that there are for certain. */
+static size_t own_rows(const struct own* o, const amp_custom_call* c, int i) {
+    const int all = o->positions[i];
+    return (size_t)c->n * (size_t)(all < c->positions ? all : c->positions);
+}
+static void measure_owns(amp_model* m) {
+    int i, k;
+    for (i = 0; i < own_count; i++) {
+        struct own* o = &owns[i];
+        for (k = 0; k <= AMP_MAX_OPERANDS; k++) {
+            const amp_value v = k < AMP_MAX_OPERANDS ? o->x[k] : o->y;
+            const amp_layer* l = amp_model_layer(m, amp_model_layer_of(m, v));
+            o->positions[k] = l ? l->positions : 1;
+            *(k < AMP_MAX_OPERANDS ? &o->in[k] : &o->out) = features_of(m, v);
+        }
+    }
+}
 static amp_result own_forward(const amp_custom_call* c) {
     const struct own* o = (const struct own*)c->user_data;
-    const size_t n = (size_t)c->n;
+    const size_t n = (size_t)c->n, out = o->out * own_rows(o, c, AMP_MAX_OPERANDS);
     double sum = 0.0;
     int i;
-    for (i = 0; i < o->inputs; i++) sum += sum_of(c->x[i], n * o->in[i]);
+    for (i = 0; i < o->inputs; i++) sum += sum_of(c->x[i], own_rows(o, c, i) * o->in[i]);
+    if (c->lengths && c->lengths[0] < 1) give_up("a custom operator gets other lengths");
     for (i = 0; i < o->param_count; i++) sum += sum_of(c->w[i], o->params[i]);
-    fill(c->y, n * o->out, sum == sum ? 0.25 : sum, 0);
+    fill(c->y, out, sum == sum ? 0.25 : sum, 0);
     if (o->saved) memset(c->saved, 0x5a, n * o->saved);
     if (c->exec->workspace_size < o->workspace) give_up("a custom operator lacks its workspace");
     if (o->workspace) memset(c->exec->workspace, 0x77, o->workspace);
@@ -997,13 +1257,13 @@ static amp_result own_forward(const amp_custom_call* c) {
 }
 static amp_result own_backward(const amp_custom_call* c) {
     const struct own* o = (const struct own*)c->user_data;
-    const size_t n = (size_t)c->n;
-    const double sum = sum_of(c->dy, n * o->out) + sum_of(c->y, n * o->out);
+    const size_t n = (size_t)c->n, out = o->out * own_rows(o, c, AMP_MAX_OPERANDS);
+    const double sum = sum_of(c->dy, out) + sum_of(c->y, out);
     size_t k;
     int i;
     for (k = 0; k < n * o->saved; k++)
         if (((const unsigned char*)c->saved)[k] != 0x5a) give_up("what a custom operator saved has changed");
-    for (i = 0; i < o->inputs; i++) fill(c->dx[i], n * o->in[i], sum == sum ? 0.125 : sum, 0);
+    for (i = 0; i < o->inputs; i++) fill(c->dx[i], own_rows(o, c, i) * o->in[i], sum == sum ? 0.125 : sum, 0);
     for (i = 0; i < o->param_count; i++) fill(c->dw[i], o->params[i], 0.5, c->add_dw);
     return o->may_fail && byte() >= 200 ? AMP_ERR_SHAPE : AMP_OK;
 }
@@ -1028,6 +1288,7 @@ static amp_value add_custom(amp_model* m, int sound) {
         if (i < 4) rules[i] = (amp_rule)number(0, 4);
     }
     if (byte() >= 128) { d.channels = number(1, 4); d.height = number(1, 3); d.width = number(1, 3); }
+    if (byte() >= 230) d.positions = number(0, 5);
     d.rules = byte() & 1 ? rules : NULL;
     d.params = byte() < 250 ? params : NULL;
     d.param_count = number(0, 4);
@@ -1052,6 +1313,7 @@ static amp_value add_custom(amp_model* m, int sound) {
         d.forward = own_forward;
         d.backward = own_backward;
         if (d.channels < 1 || d.height < 1 || d.width < 1) d.channels = d.height = d.width = 0;
+        if (d.positions < 0 || d.positions > 5) d.positions = 0;
     }
     if (count > AMP_MAX_OPERANDS) count = AMP_MAX_OPERANDS + 1;
     for (i = 0; i < AMP_MAX_OPERANDS; i++) {
@@ -1066,12 +1328,96 @@ static amp_value add_custom(amp_model* m, int sound) {
     return y;
 }
 
+/* Inputs that are sequences: of tokens, or of numbers. */
+static amp_value token_inputs[8];
+static int token_count;
+static amp_value add_sequence(amp_model* m) {
+    amp_input_desc d;
+    amp_value v;
+    memset(&d, 0, sizeof d);
+    if (byte() & 1) {
+        v = amp_tokens(m, number(1, 6));
+        if (v.id && token_count < 8) token_inputs[token_count++] = v;
+        return v;
+    }
+    d.channels = number(1, 8); d.height = number(1, 2); d.width = number(1, 2);
+    d.positions = number(0, 6);
+    return amp_input_with(m, &d);
+}
+static amp_value add_embedding(amp_model* m, amp_value x) {
+    amp_embedding_desc d;
+    memset(&d, 0, sizeof d);
+    d.vocabulary = number(1, 8); d.features = number(1, 16);
+    d.init = (amp_init)number(0, 5);
+    if (byte() >= 200) d.sd = number_f();
+    if (byte() & 1) return amp_embedding_with(m, x, byte() >= 254 ? NULL : &d);
+    return amp_embedding(m, x, d.vocabulary, d.features);
+}
+static amp_value add_attention(amp_model* m) {
+    amp_attention_desc d;
+    amp_value q = some_value();
+    memset(&d, 0, sizeof d);
+    d.heads = number(1, 3);
+    if (byte() >= 200) d.kv_heads = number(0, 3);
+    d.causal = byte() & 1;
+    if (byte() >= 200) d.window = number(0, 4);
+    if (byte() >= 230) d.scale = number_f();
+    if (byte() < 80) return amp_attention(m, q, byte() >= 254 ? NULL : &d);
+    return byte() & 1 ? amp_attention_qkv(m, q, q, q, &d) : amp_attention_qkv(m, q, some_value(), some_value(), &d);
+}
+static amp_value add_block(amp_model* m, amp_value x) {
+    amp_transformer_desc d;
+    memset(&d, 0, sizeof d);
+    d.kind = (amp_block_kind)number(0, 2);
+    d.heads = number(1, 3);
+    if (byte() >= 128) d.kv_heads = number(0, 3);
+    if (byte() >= 200) d.window = number(0, 4);
+    if (byte() >= 128) d.bidirectional = number(0, 2);
+    d.hidden = byte() < 30 ? 0 : number(1, 12);
+    if (byte() >= 200) d.no_bias = number(0, 2);
+    if (byte() >= 200) d.dropout = number_f();
+    if (byte() >= 200) d.eps = number_f();
+    if (byte() >= 230) d.theta = number_f();
+    if (byte() >= 200) d.sd = number_f();
+    if (byte() >= 200) d.layers = number(0, 4);
+    if (byte() >= 200) d.name = byte() < 200 ? "h.0" : byte() & 1 ? "\xff" : "";
+    return amp_transformer_block(m, x, byte() >= 254 ? NULL : &d);
+}
+static amp_value add_rope(amp_model* m, amp_value x) {
+    amp_rope_desc d;
+    memset(&d, 0, sizeof d);
+    d.heads = number(1, 3);
+    if (byte() & 1) d.head_size = number(0, 9);
+    if (byte() >= 200) d.theta = number_f();
+    d.interleaved = byte() & 1;
+    return amp_rope(m, x, byte() >= 254 ? NULL : &d);
+}
+static amp_value add_positions(amp_model* m) {
+    amp_embedding_desc d;
+    amp_value x = some_value();
+    memset(&d, 0, sizeof d);
+    switch (below(4)) {
+        case 0: return amp_to_positions(m, x);
+        case 1: return amp_to_image(m, x, number(1, 4), number(1, 4));
+        case 2: d.vocabulary = number(0, 4); d.features = number(0, 4); d.init = (amp_init)number(0, 5);
+                return amp_position_embedding_with(m, x, byte() < 128 ? NULL : &d);
+        default: return amp_position_embedding(m, x);
+    }
+}
+
 #define X(NAME, name, ...) amp_##name,
 static amp_value (*const activations[])(amp_model*, amp_value) = { AMP_ACTIVATION_LIST(X) };
 #undef X
 static amp_value add_layer(amp_model* m) {
     amp_value none = { 0 }, a;
-    switch (below(21)) {
+    switch (below(29)) {
+        case 21: return add_sequence(m);
+        case 22: return add_embedding(m, token_count && byte() < 240 ? token_inputs[below((unsigned)token_count)] : some_value());
+        case 23: case 24: return add_attention(m);
+        case 25: return add_block(m, some_value());
+        case 26: return add_rope(m, some_value());
+        case 27: return add_positions(m);
+        case 28: a = some_value(); return amp_tied_linear(m, a, byte() & 1 ? values[value_count > 1] : some_value());
         case 18: if (own_count < MAX_OWN) return add_custom(m, byte() & 1);
                  return none;
         case 19: a = some_value(); return amp_reuse(m, a, byte() & 1 ? a : some_value());
@@ -1107,6 +1453,23 @@ static amp_value add_layer(amp_model* m) {
 static int is_loss(amp_op op) {
     return op == AMP_OP_SOFTMAX_CROSS_ENTROPY || op == AMP_OP_MSE || op == AMP_OP_BCE_WITH_LOGITS || op == AMP_OP_MEAN;
 }
+static int is_tokens(amp_model* m, int layer) {
+    int i;
+    for (i = 0; i < token_count; i++) if (amp_model_layer_of(m, token_inputs[i]) == layer) return 1;
+    return 0;
+}
+/* Positions of a batch and lengths of its samples, mostly of those that its first sequence has. */
+static void some_lengths(amp_model* m, amp_batch* b, int max_n) {
+    int i, most = 0;
+    for (i = 0; i < amp_model_layer_count(m); i++) {
+        const amp_layer* l = amp_model_layer(m, i);
+        if (l->op == AMP_OP_INPUT && l->positions > 1 && (most == 0 || byte() & 1)) most = l->positions;
+    }
+    if (most == 0 && byte() < 250) return;
+    if (byte() >= 128) b->positions = number(1, most ? (unsigned)most : 3);
+    if (byte() >= 128) b->lengths = some_ints((size_t)max_n + 1, 1,
+        (unsigned)(b->positions > 0 && b->positions < most ? b->positions : most));
+}
 /* Input data and targets of the sizes that the model says; labels are mostly right. */
 static void some_batch(amp_model* m, amp_batch* b, int max_n) {
     int i, inputs = 0, losses = 0, labels = 0, k;
@@ -1116,8 +1479,9 @@ static void some_batch(amp_model* m, amp_batch* b, int max_n) {
     b->label_dtype = byte() < 240 ? (amp_dtype)(below(2) * (AMP_U8 + below(3))) : type();
     for (i = 0; i < amp_model_layer_count(m); i++) {
         const amp_layer* l = amp_model_layer(m, i);
-        size_t n = (size_t)(max_n + 1) * (size_t)l->channels * (size_t)l->height * (size_t)l->width;
-        if (l->op == AMP_OP_INPUT && inputs < AMP_MAX_INPUTS) b->inputs[inputs++] = operand(n, b->input_dtype, INPUT);
+        size_t n = (size_t)(max_n + 1) * (size_t)l->channels * (size_t)l->height * (size_t)l->width * (size_t)l->positions;
+        if (l->op == AMP_OP_INPUT && inputs < AMP_MAX_INPUTS)
+            b->inputs[inputs++] = is_tokens(m, i) ? (void*)some_ints(n, 0, 2) : operand(n, b->input_dtype, INPUT);
         if (!is_loss(l->op) || losses == AMP_MAX_LOSSES) continue;
         n = (size_t)(max_n + 1) * 1024;
         b->targets[losses++] = block_new(n * 8, INPUT, l->op != AMP_OP_SOFTMAX_CROSS_ENTROPY);
@@ -1128,6 +1492,7 @@ static void some_batch(amp_model* m, amp_batch* b, int max_n) {
         memcpy(blocks[block_count - 1].copy, blocks[block_count - 1].whole, blocks[block_count - 1].n);
     }
     if (!labels && byte() < 240) b->label_dtype = AMP_DTYPE_DEFAULT;
+    some_lengths(m, b, max_n);
 }
 
 static int is_small(amp_model* m) {
@@ -1136,7 +1501,7 @@ static int is_small(amp_model* m) {
     if (amp_model_memory(m, &bytes) != AMP_OK) give_up("no memory report");
     for (i = 0; i < amp_model_layer_count(m); i++) {
         const amp_layer* l = amp_model_layer(m, i);
-        if ((double)l->channels * l->height * l->width > 1000.0) return 0;
+        if ((double)l->channels * l->height * l->width * l->positions > 1000.0) return 0;
     }
     return bytes.activation_bytes + bytes.parameter_bytes < (1u << 16);
 }
@@ -1147,6 +1512,11 @@ static int is_possible(amp_model* m) {
     for (i = 0; i < amp_model_layer_count(m); i++)
         if (amp_model_layer(m, i)->activation_bytes > (1u << 22)) return 0;
     return 1;
+}
+
+/* What a planned model may never say. */
+static void check_plan(const amp_model* m) {
+    if (strstr(amp_model_error(m), "overlap")) give_up("a model has planned arrays over others");
 }
 
 /* The parts of a step in any order, with seeds, values and gradients, on memory that holds any tensor of a small model. */
@@ -1185,8 +1555,36 @@ static void run_parts(amp_model* m, const amp_batch* b, int max_n) {
         }
         memset(&given_batch, 0x55, sizeof given_batch);
         if (r != AMP_OK && refusals == 0) give_up("a part of a step was refused without a sentence");
+        if (r != AMP_OK) check_plan(m);
     }
     if (amp_discard(m) != AMP_OK) give_up("a step cannot be discarded");
+}
+
+static int hears_token(int32_t token, void* user_data) {
+    if (token < 0) give_up("a token below 0 was drawn");
+    (void)user_data;
+    return byte() >= 240;
+}
+static void run_text(amp_model* m) {
+    const int prompt_count = number(1, 8), count = number(0, 9);
+    const int32_t* prompt = some_ints(prompt_count > 0 && prompt_count < 100 ? (size_t)prompt_count : 0, 0, 2);
+    int32_t* out = (int32_t*)operand(count > 0 && count < 100 ? (size_t)count : 0, AMP_F32, OUTPUT);
+    amp_generate_desc d;
+    amp_result r;
+    size_t before = given;
+    if (prompt_count > 100 || count > 100) return;
+    memset(&d, 0, sizeof d);
+    if (byte() & 1) d.temperature = number_f();
+    if (byte() & 1) d.top_k = number(0, 4);
+    if (byte() >= 200) d.classes = number(0, 4);
+    d.seed = word();
+    if (byte() & 1) d.on_token = hears_token;
+    allowed = byte() >= 200 ? (int)below(5) : -1;
+    refusals = 0;
+    r = amp_generate(m, some_value(), prompt, prompt_count, out, count, byte() & 1 ? &d : NULL);
+    allowed = -1;
+    if (r != AMP_OK && refusals == 0) give_up("a text was refused without a sentence");
+    if (given != before) give_up("a text has kept memory");
 }
 
 static FILE* sink;      /* of reports */
@@ -1195,18 +1593,16 @@ static void run_model(amp_model* m, int max_n) {
     amp_step_info info;
     amp_eval_info eval;
     amp_result r;
-    int i, k;
+    int i;
     size_t before = given;
-    for (i = 0; i < own_count; i++) {
-        owns[i].out = features_of(m, owns[i].y);
-        for (k = 0; k < AMP_MAX_OPERANDS; k++) owns[i].in[k] = features_of(m, owns[i].x[k]);
-    }
+    measure_owns(m);
     for (i = 0; i < 3; i++) {
         amp_optimizer* o = amp_model_optimizer(m);
         if (o && byte() >= 128) o->groups[below(2)].frozen = byte() & 1;
         some_batch(m, &b, max_n);
         r = amp_train_step(m, &b, byte() & 1 ? &info : NULL);
         if (r != AMP_OK && amp_model_error(m)[0] == 0) give_up("a step failed without a sentence");
+        if (r != AMP_OK) check_plan(m);
         if (r == AMP_OK) r = amp_evaluate(m, &b, &eval);
         if (r == AMP_OK) {
             amp_value v = some_value();
@@ -1214,6 +1610,7 @@ static void run_model(amp_model* m, int max_n) {
             amp_predict(m, &b, v, out);
         }
         if (byte() & 1) run_parts(m, &b, max_n);
+        if (token_count > 0) run_text(m);
         if (!sink) sink = fopen("/dev/null", "wb");
         if (sink && byte() < 64) (void)amp_report_print(m, &b, sink);
         refusals = 1;
@@ -1253,7 +1650,7 @@ static void try_graph(void) {
     r = amp_model_create(&m, &d);
     if (r != AMP_OK && m) give_up("a model in spite of a failure");
     if (r != AMP_OK) { settle(r); return; }
-    value_count = own_count = 0;
+    value_count = own_count = token_count = 0;
     values[value_count++] = amp_input(m, number(1, 3), number(1, 8), number(1, 8));
     while (layers-- && left && value_count < 60) {
         amp_value v = add_layer(m);
@@ -1270,6 +1667,81 @@ static void try_graph(void) {
     refusals = 0;
 }
 
+/* A model of a sequence of which most settings are sound: tokens or numbers, blocks and layers on them, logits. */
+static void try_sequence(void) {
+    amp_param_group groups[AMP_MAX_GROUPS];
+    amp_embedding_desc e;
+    amp_model_desc d;
+    amp_model* m;
+    amp_value v;
+    int layers = (int)below(6), tokens = byte() < 200, width = 4 * (1 + (int)below(3)), steps = 1 + (int)below(5);
+    memset(&d, 0, sizeof d);
+    memset(&e, 0, sizeof e);
+    memset(groups, 0, sizeof groups);
+    d.batch = 1 + (int)below(3);
+    d.precision.level = (amp_level)below(4);
+    d.precision.low_dtype = byte() & 1 ? AMP_BF16 : AMP_F16;
+    d.inference = byte() >= 230;
+    d.accumulate = byte() >= 200 ? 2 : 1;
+    d.optimizer.kind = (amp_optimizer_kind)below(4);
+    d.optimizer.groups = groups;
+    d.optimizer.group_count = 2;
+    d.logger = logger;
+    d.allocator.alloc = limited_alloc;
+    d.allocator.free = limited_free;
+    allowed = -1;
+    given = 0;
+    value_count = own_count = token_count = 0;
+    if (amp_model_create(&m, &d) != AMP_OK) give_up("a model of sound settings was refused");
+    if (tokens) {
+        values[value_count++] = token_inputs[token_count++] = amp_tokens(m, steps);
+        e.vocabulary = 2 + (int)below(4); e.features = width; e.init = AMP_INIT_NORMAL;
+        values[value_count++] = amp_embedding_with(m, values[0], &e);
+    } else if (byte() & 1) {
+        amp_input_desc in;
+        memset(&in, 0, sizeof in);
+        in.channels = width; in.height = in.width = 1; in.positions = steps;
+        values[value_count++] = amp_input_with(m, &in);
+    } else {
+        values[value_count++] = amp_input(m, width, 2, 2);
+        values[value_count++] = amp_to_positions(m, values[0]);
+    }
+    while (layers-- && left && value_count < 60) {
+        const amp_value x = values[value_count - 1];
+        amp_transformer_desc block;
+        amp_rope_desc rope;
+        amp_attention_desc att;
+        memset(&block, 0, sizeof block); memset(&rope, 0, sizeof rope); memset(&att, 0, sizeof att);
+        switch (below(9)) {
+            case 0: case 1:
+                block.kind = (amp_block_kind)below(2);
+                block.heads = byte() & 1 ? 2 : 1; block.kv_heads = byte() & 1; block.hidden = 1 + (int)below(8);
+                block.bidirectional = byte() & 1; block.window = block.bidirectional ? 0 : (int)below(3);
+                block.dropout = byte() & 1 ? 0.25f : 0.0f; block.no_bias = byte() & 1;
+                v = amp_transformer_block(m, x, &block);
+                break;
+            case 2: rope.heads = 1; rope.head_size = 2 * (1 + (int)below(2)); v = amp_rope(m, x, &rope); break;
+            case 3: att.heads = 2; att.causal = byte() & 1; v = amp_attention_qkv(m, x, x, x, &att); break;
+            case 4: v = amp_position_embedding(m, x); break;
+            case 5: v = amp_rms_norm(m, x); break;
+            case 6: v = byte() & 1 ? amp_add(m, x, x) : amp_mul(m, x, x); break;
+            case 7: v = own_count < MAX_OWN ? add_custom(m, 1) : amp_silu(m, x); break;
+            default: v = amp_reuse(m, some_value(), x);
+        }
+        if (v.id) values[value_count++] = v;
+    }
+    if (tokens && byte() & 1) { v = amp_tied_linear(m, values[value_count - 1], values[1]); if (v.id) values[value_count++] = v; }
+    if (byte() >= 128) amp_output(m, values[value_count - 1]);
+    if (byte() < 200) (void)add_loss(m);
+    refusals = 0;
+    if (amp_model_finalize(m) == AMP_OK) {
+        if (is_small(m)) run_model(m, d.batch);
+    } else if (amp_model_error(m)[0] == 0) give_up("a graph was refused without a sentence");
+    amp_model_destroy(m);
+    if (given != 0) give_up("the model has kept memory");
+    refusals = 0;
+}
+
 /* A small graph with what the parts of a step need: outputs, retained gradients, a custom operator, a layer used again. */
 static void try_parts(void) {
     amp_scaler_desc scaler;
@@ -1277,7 +1749,7 @@ static void try_parts(void) {
     amp_model* m;
     amp_batch b;
     amp_value x, v;
-    int i, k;
+    int i;
     memset(&d, 0, sizeof d);
     memset(&scaler, 0, sizeof scaler);
     d.batch = 1 + (int)below(3);
@@ -1290,7 +1762,7 @@ static void try_parts(void) {
     d.scaler = &scaler;
     allowed = -1;
     given = 0;
-    value_count = own_count = 0;
+    value_count = own_count = token_count = 0;
     if (amp_model_create(&m, &d) != AMP_OK) give_up("a model of sound settings was refused");
     x = amp_input(m, 1 + (int)below(3), 2, 2);
     v = amp_linear(m, x, 3);
@@ -1309,10 +1781,7 @@ static void try_parts(void) {
     if (byte() & 1) amp_mean(m, v);
     else if (byte() & 1) amp_softmax_cross_entropy(m, v);
     if (amp_model_finalize(m) == AMP_OK && is_small(m)) {
-        for (i = 0; i < own_count; i++) {
-            owns[i].out = features_of(m, owns[i].y);
-            for (k = 0; k < AMP_MAX_OPERANDS; k++) owns[i].in[k] = features_of(m, owns[i].x[k]);
-        }
+        measure_owns(m);
         some_batch(m, &b, d.batch);
         run_parts(m, &b, d.batch);
         refusals = 1;
@@ -1330,7 +1799,8 @@ int LLVMFuzzerTestOneInput(const unsigned char* data, size_t n) {
     static void (*const parts[])(void) = {
         try_convert, try_gemm, try_gemm_batched, try_linear, try_conv, try_pool, try_batch_norm, try_rows, try_elements, try_losses,
         try_scaler, try_scaler, try_optimizer, try_mixed, try_policy, try_stats, try_graph, try_graph,
-        try_parts, try_parts
+        try_parts, try_parts, try_attention, try_attention, try_rope, try_embedding, try_group_norm, try_mul, try_sequence,
+        try_sequence
     };
     input = data;
     left = n;
