@@ -1,5 +1,6 @@
 /* test_sequence.c - sequences in the graph: a value has positions. A model over n sequences of t positions is compared, bit
    for bit, with one over n * t rows, which knows no positions; what lies beyond lengths with a model that never saw it. */
+#define AMP_BACKEND_API
 #include "small_model.h"
 #include <math.h>
 
@@ -792,6 +793,182 @@ static void test_transformer_gradients(void) {
         }
 }
 
+/* A backend whose one call leaves an infinity: forward call number bad_forward of each pass, in what it computes, or
+   backward call number bad_backward, in the gradient of its input. -1 = none. */
+static int forward_calls, backward_calls, bad_forward, bad_backward;
+static amp_result spoiled(amp_result r, amp_ref y, int* calls, int bad) {
+    if (r == AMP_OK && (*calls)++ == bad && y.data) put_value(y.data, y.dtype, 0, (double)from_bits(0x7f800000u));
+    return r;
+}
+#define FORWARD(name, params, args, y) \
+    static amp_result bad_##name params { return spoiled(amp_##name args, y, &forward_calls, bad_forward); }
+#define BACKWARD(name, params, args, dx) \
+    static amp_result bad_##name params { return spoiled(amp_##name args, dx, &backward_calls, bad_backward); }
+FORWARD(linear_forward, (amp_ref x, amp_ref w, amp_ref b, amp_ref y, size_t n, size_t in, size_t out, const amp_exec* e),
+    (x, w, b, y, n, in, out, e), y)
+FORWARD(layer_norm_forward, (amp_ref x, amp_ref g, amp_ref b, float eps, float* mean, float* invstd, amp_ref y, size_t rows, size_t d,
+    const amp_exec* e), (x, g, b, eps, mean, invstd, y, rows, d, e), y)
+FORWARD(rms_norm_forward, (amp_ref x, amp_ref g, float eps, float* invstd, amp_ref y, size_t rows, size_t d, const amp_exec* e),
+    (x, g, eps, invstd, y, rows, d, e), y)
+FORWARD(activation_forward, (amp_activation f, amp_ref x, amp_ref y, size_t n, const amp_exec* e), (f, x, y, n, e), y)
+FORWARD(add_forward, (amp_ref a, amp_ref b, amp_ref y, size_t n, const amp_exec* e), (a, b, y, n, e), y)
+FORWARD(mul_forward, (amp_ref a, amp_ref b, amp_ref y, size_t n, size_t repeat, const amp_exec* e), (a, b, y, n, repeat, e), y)
+FORWARD(attention_forward, (const amp_attention_shape* s, amp_ref q, amp_ref k, amp_ref v, amp_ref y, float* lse, const amp_exec* e),
+    (s, q, k, v, y, lse, e), y)
+FORWARD(rope_forward, (const amp_rope_shape* s, amp_ref x, amp_ref y, const amp_exec* e), (s, x, y, e), y)
+static amp_result bad_embedding_forward(const int32_t* tokens, amp_ref w, amp_ref y, size_t n, size_t rows, size_t d,
+        const amp_exec* e) {
+    forward_calls = 0;      /* the first of a pass */
+    return spoiled(amp_embedding_forward(tokens, w, y, n, rows, d, e), y, &forward_calls, bad_forward);
+}
+BACKWARD(linear_backward, (amp_ref dy, amp_ref x, amp_ref w, amp_ref dx, amp_ref dw, amp_ref db, int add, size_t n, size_t in,
+    size_t out, const amp_exec* e), (dy, x, w, dx, dw, db, add, n, in, out, e), dx)
+BACKWARD(layer_norm_backward, (amp_ref dy, amp_ref x, amp_ref g, float eps, const float* mean, const float* invstd, amp_ref dx,
+    amp_ref dg, amp_ref db, int add, size_t rows, size_t d, const amp_exec* e),
+    (dy, x, g, eps, mean, invstd, dx, dg, db, add, rows, d, e), dx)
+BACKWARD(rms_norm_backward, (amp_ref dy, amp_ref x, amp_ref g, float eps, const float* invstd, amp_ref dx, amp_ref dg, int add,
+    size_t rows, size_t d, const amp_exec* e), (dy, x, g, eps, invstd, dx, dg, add, rows, d, e), dx)
+BACKWARD(activation_backward, (amp_activation f, amp_ref dy, amp_ref saved, amp_ref dx, int add, size_t n, const amp_exec* e),
+    (f, dy, saved, dx, add, n, e), dx)
+BACKWARD(mul_backward, (amp_ref dy, amp_ref a, amp_ref b, amp_ref da, amp_ref db, int add, size_t n, size_t repeat,
+    const amp_exec* e), (dy, a, b, da, db, add, n, repeat, e), da.data ? da : db)      /* a call for each */
+BACKWARD(attention_backward, (const amp_attention_shape* s, amp_ref dy, amp_ref q, amp_ref k, amp_ref v, amp_ref y, const float* lse,
+    amp_ref dq, amp_ref dk, amp_ref dv, int add, const amp_exec* e), (s, dy, q, k, v, y, lse, dq, dk, dv, add, e), dk)
+BACKWARD(rope_backward, (const amp_rope_shape* s, amp_ref dy, amp_ref dx, int add, const amp_exec* e), (s, dy, dx, add, e), dx)
+
+static amp_backend spoiled_backend(void) {
+    amp_backend b = *amp_cpu_backend();
+#define BAD(name) b.name = bad_##name
+    BAD(linear_forward); BAD(layer_norm_forward); BAD(rms_norm_forward); BAD(activation_forward); BAD(add_forward);
+    BAD(mul_forward); BAD(attention_forward); BAD(rope_forward); BAD(embedding_forward);
+    BAD(linear_backward); BAD(layer_norm_backward); BAD(rms_norm_backward); BAD(activation_backward); BAD(mul_backward);
+    BAD(attention_backward); BAD(rope_backward);
+#undef BAD
+    b.linear_relu_forward = NULL;
+    return b;
+}
+
+/* All masters, 16-bit weights and moments one behind the other; their bytes. */
+static size_t all_bytes(amp_model* m, unsigned char* to, size_t room) {
+    int count, i;
+    const amp_param* p = amp_model_params(m, &count);
+    size_t n = 0;
+    for (i = 0; i < count; i++) {
+        const void* from[] = { p[i].master, p[i].low, p[i].m, p[i].v };
+        int k;
+        for (k = 0; k < 4; k++) {
+            const size_t bytes = p[i].count * (k == 1 ? 2 : 4);
+            if (!from[k] || n + bytes > room) continue;
+            memcpy(to + n, from[k], bytes);
+            n += bytes;
+        }
+    }
+    return n;
+}
+/* Nothing of the model has moved. */
+static void check_unmoved(amp_model* m, const unsigned char* before, size_t n, const char* where) {
+    static unsigned char now[1u << 16];
+    CHECK_MSG(all_bytes(m, now, sizeof now) == n && memcmp(now, before, n) == 0 && amp_model_optimizer(m)->state.step == 0, "%s", where);
+}
+/* The last parameter whose gradient is not finite: where infinities began. */
+static const char* last_bad_gradient(amp_model* m) {
+    const char* name = "";
+    float g[600];
+    int count, i;
+    size_t k;
+    const amp_param* p = amp_model_params(m, &count);
+    for (i = 0; i < count; i++) {
+        CHECK(p[i].count <= 600 && amp_model_read_param_gradient(m, &p[i], g) == AMP_OK);
+        for (k = 0; k < p[i].count && amp_is_finite(amp_f32(&g[k])); k++) {}
+        if (k < p[i].count) name = p[i].name;
+    }
+    return name;
+}
+
+/* An infinity made by any layer of GPT-2's blocks and of Llama's, in its output, its gradient or a parameter's: the step
+   is skipped, nothing moves, and the step's information and (of outputs) the logger name the layer. */
+static void test_overflow_in_each_layer(void) {
+    static unsigned char before[1u << 16];
+    static amp_backend backend;
+    int kind, i, count, layers, outputs, gradients;
+    backend = spoiled_backend();
+    for (kind = 0; kind < 2; kind++) {
+        amp_model_desc d = model_desc(1, AMP_O2, AMP_F16);
+        amp_scaler_desc scaler;
+        amp_model* m;
+        amp_value head;
+        amp_step_info info;
+        amp_param* p;
+        amp_batch b;
+        size_t n;
+        text t;
+        memset(&scaler, 0, sizeof scaler);
+        scaler.init_scale = 64.0f;
+        scaler.max_unsound = 1000;
+        d.scaler = &scaler;
+        d.backend = &backend;
+        d.optimizer.kind = AMP_ADAMW;
+        m = new_model(&d);
+        small_transformer(m, kind, 0.0f, &head);
+        CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
+        b = text_batch(&t, 1, 0, NULL);
+        n = all_bytes(m, before, sizeof before);
+        p = amp_model_params(m, &count);
+        bad_forward = bad_backward = -1;
+
+        layers = amp_model_layer_count(m);
+        for (i = outputs = 0; i < layers; i++) {
+            const amp_layer* l = amp_model_layer(m, i);
+            if (l->op == AMP_OP_INPUT || l->op == AMP_OP_SOFTMAX_CROSS_ENTROPY) continue;
+            bad_forward = outputs++;
+            heard[0] = 0;
+            CHECK(amp_train_step(m, &b, &info) == AMP_OK);
+            CHECK_MSG(info.outcome == AMP_STEP_SKIPPED_MODEL && strcmp(info.culprit, l->name) == 0, "%s: %s, '%s'", l->name,
+                      info.message, info.culprit);
+            CHECK_MSG(strstr(info.message, l->name) && strstr(heard, l->name), "%s: %s; %s", l->name, info.message, heard);
+            CHECK(to_bits(info.scale_after) == to_bits(64.0f));
+            check_unmoved(m, before, n, l->name);
+        }
+        bad_forward = -1;
+        CHECK_MSG(outputs == forward_calls && outputs == (kind ? 1 + 2 * 16 + 2 : 2 + 2 * 10 + 2), "%d outputs, %d calls", outputs,
+                  forward_calls);
+
+        for (i = gradients = 0; ; i++) {
+            char culprit[136];
+            bad_backward = i;
+            backward_calls = 0;
+            CHECK(amp_forward(m, &b, NULL) == AMP_OK && amp_backward(m, NULL) == AMP_OK);
+            if (backward_calls <= i) break;
+            snprintf(culprit, sizeof culprit, "%s", last_bad_gradient(m));
+            if (!culprit[0]) { CHECK(amp_discard(m) == AMP_OK); continue; }      /* the input wants no gradient */
+            gradients++;
+            CHECK(amp_update(m, &info) == AMP_OK);
+            CHECK_MSG(info.outcome == AMP_STEP_SKIPPED_OVERFLOW && strcmp(info.culprit, culprit) == 0 && strstr(info.message, culprit),
+                      "gradient %d: %s, '%s', not '%s'", i, info.message, info.culprit, culprit);
+            check_unmoved(m, before, n, culprit);
+        }
+        CHECK(amp_discard(m) == AMP_OK);
+        bad_backward = -1;
+        CHECK_MSG(gradients == (kind ? 2 * 15 + 2 : 2 * 8 + 2), "%d of %d", gradients, i);
+
+        for (i = 0; i < count; i++) {
+            float g[600];
+            CHECK(amp_forward(m, &b, NULL) == AMP_OK && amp_backward(m, NULL) == AMP_OK);
+            CHECK(p[i].count <= 600 && amp_model_read_param_gradient(m, &p[i], g) == AMP_OK);
+            put_bits(&g[p[i].count / 2], i % 2 ? 0x7fc00000u : 0xff800000u);
+            CHECK(amp_model_write_param_gradient(m, &p[i], g) == AMP_OK && amp_update(m, &info) == AMP_OK);
+            CHECK_MSG(info.outcome == AMP_STEP_SKIPPED_OVERFLOW && strcmp(info.culprit, p[i].name) == 0
+                && strstr(info.message, p[i].name) && info.overflow.first_index == p[i].count / 2
+                && info.overflow.inf_count + info.overflow.nan_count == 1, "%s: %s, '%s'", p[i].name, info.message, info.culprit);
+            check_unmoved(m, before, n, p[i].name);
+        }
+
+        CHECK(amp_model_scaler(m) && amp_scaler_set_scale(amp_model_scaler(m), 64.0f) == AMP_OK);
+        CHECK(amp_train_step(m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_APPLIED);
+        amp_model_destroy(m);
+    }
+}
+
 /* Transformers learn at each level, twice with the same bits; what lies beyond a length, or is later, is not seen. */
 static void test_transformers(void) {
     static const int32_t lengths[BATCH] = { 3, 1, 4, 2 };
@@ -1308,6 +1485,7 @@ int main(int argc, char** argv) {
     TEST(test_overflows);
     TEST(test_token_data);
     TEST(test_transformer_gradients);
+    TEST(test_overflow_in_each_layer);
     TEST(test_transformers);
     TEST(test_attention_forms);
     TEST(test_blocks);
