@@ -379,6 +379,56 @@ static void test_instruction_sets(void) {
 }
 
 
+/* Queries that see no key, beside ones that see some: in sequences of length 0, or before the first key of a causal mask.
+   y and dq are 0, lse is -inf, and keys that nobody sees are not read and have no gradient, or keep it where one is added. */
+static void test_no_key(void) {
+    static const struct { size_t queries, keys; int causal; int32_t lengths[3]; } cases[] = {
+        { 5, 7, 0, { 0, 4, 0 } }, { 70, 65, 0, { 0, 65, 1 } }, { 1, 1, 0, { 0, 0, 0 } }, { 9, 3, 1, { 3, 3, 3 } },
+        { 130, 66, 1, { 0, 66, 40 } }, { 20, 90, 1, { 1, 0, 90 } } };
+    int n, t, how, add;
+    for (n = 0; n < COUNT(cases); n++) for (t = 0; t < 3; t++) for (how = 0; how < 3; how++) for (add = 0; add < 2; add++) {
+        rows old[3], *g[3];
+        call c;
+        size_t b, h, i, j, k;
+        int m;
+        test_seed = (unsigned long long)n * 31 + (unsigned)t;
+        memset(&c, 0, sizeof c);
+        c.s.batch = 3; c.s.queries = cases[n].queries; c.s.keys = cases[n].keys; c.s.head_size = t ? 16 : 7;
+        c.s.causal = cases[n].causal; c.s.lengths = cases[n].lengths;
+        make_operands(&c, TYPES[t], 0.7);
+        what = "no key";
+        for (b = 0; b < 3; b++) for (j = length_of(&c, b); j < c.keys; j++) for (k = 0; k < c.k.cols; k++) {
+            put_value(c.k.p, c.k.t, (b * c.stride + j) * c.k.ld + k, (double)from_bits(0x7fc00000u));
+            put_value(c.v.p, c.v.t, (b * c.stride + j) * c.v.ld + k, (double)from_bits(0x7f800000u));
+        }
+        g[0] = &c.dq; g[1] = &c.dk; g[2] = &c.dv;
+        for (m = 0; m < 3; m++) {
+            rows was = random_rows(g[m]->t, g[m]->rows, g[m]->cols, g[m]->ld, 0.2);
+            drop(g[m]);
+            *g[m] = was;
+            old[m] = copy_of(g[m]);
+        }
+        run_forward(&c, how);
+        check_forward(&c);
+        run_backward(&c, how, add ? AMP_ACCUMULATE_INPUT : 0);
+        check_backward(&c, add ? old : NULL);
+        for (m = 0; m < 3; m++) for (i = 0; i < g[m]->rows; i++) {
+            const size_t sequence = i / (m ? c.stride : c.s.queries), at = i % (m ? c.stride : c.s.queries);
+            int seen = 0;
+            if (m == 0) for (j = 0; j < c.keys; j++) seen |= sees(&c, sequence, at, j);
+            else for (h = 0; h < c.s.queries; h++) seen |= sees(&c, sequence, h, at);
+            for (k = 0; k < g[m]->cols && !seen; k++) {
+                const double x = get(g[m], i, k), want = add ? get(&old[m], i, k) : 0.0;
+                CHECK_MSG(memcmp(&x, &want, sizeof x) == 0, "case %d, %s, gradient %d, row %d: %g, not %g", n, amp_dtype_name(TYPES[t]),
+                          m, (int)i, x, want);
+            }
+        }
+        check_guards(&c.y); check_guards(&c.dq); check_guards(&c.dk); check_guards(&c.dv);
+        for (m = 0; m < 3; m++) drop(&old[m]);
+        drop_call(&c);
+    }
+}
+
 /* --- single properties ------------------------------------------------------------------------------------------------ */
 
 /* A fused row [q|k|v], and gradients in one such row: the bits of separate operands. */
@@ -715,6 +765,7 @@ int main(int argc, char** argv) {
     TEST_BEGIN(argc, argv);
     TEST(test_random_calls);
     TEST(test_instruction_sets);
+    TEST(test_no_key);
     TEST(test_fused_rows);
     TEST(test_cache);
     TEST(test_rounded_operands);

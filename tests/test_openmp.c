@@ -128,6 +128,103 @@ static void test_threads_change_no_bit(void) {
                   "%d threads", k + 1);
     CHECK((fast[0] != bfloat16[0]) == amp_cpu_has_fast_sums());
 }
+/* Attention forward and backward: batch, queries, heads, kv_heads, head_size, causal, window. Gradients of few kv heads
+   take two passes over tiles, of many one. */
+static const int ATTENTIONS[][7] = {
+    { 1, 320, 2, 2, 40, 1, 0 }, { 2, 150, 6, 3, 16, 1, 50 }, { 12, 40, 4, 4, 24, 0, 0 }, { 1, 257, 4, 1, 33, 0, 0 } };
+static uint64_t attended(const int z[7], amp_dtype t) {
+    const size_t each = amp_dtype_size(t);
+    amp_attention_shape s;
+    amp_exec exec;
+    size_t q, kv, i, k;
+    char* low[8];
+    float *source, *lse;
+    uint64_t h = 1469598103934665603u;
+    memset(&s, 0, sizeof s);
+    memset(&exec, 0, sizeof exec);
+    s.batch = (size_t)z[0]; s.queries = (size_t)z[1]; s.heads = (size_t)z[2]; s.kv_heads = (size_t)z[3];
+    s.head_size = (size_t)z[4]; s.causal = z[5]; s.window = (size_t)z[6];
+    q = s.batch * s.queries * s.heads * s.head_size;
+    kv = s.batch * s.queries * s.kv_heads * s.head_size;
+    exec.workspace_size = amp_attention_workspace(&s);
+    exec.workspace = malloc(exec.workspace_size);
+    source = (float*)malloc(q * sizeof *source);
+    lse = (float*)malloc(s.batch * s.heads * s.queries * sizeof *lse);
+    CHECK(exec.workspace && source && lse);
+    for (k = 0; k < 8; k++) {        /* q, k, v, dy, y, dq, dk, dv */
+        const size_t n = k == 1 || k == 2 || k > 5 ? kv : q;
+        low[k] = (char*)malloc(n * each);
+        for (i = 0; i < n; i++) source[i] = amp_random_normal(8 + k, i);
+        CHECK(low[k] && amp_convert(amp_ref_of(low[k], t), amp_f32(source), n) == AMP_OK);
+    }
+#define LOW(k) amp_ref_of(low[k], t)
+    CHECK(amp_attention_forward(&s, LOW(0), LOW(1), LOW(2), LOW(4), lse, &exec) == AMP_OK);
+    CHECK(amp_attention_backward(&s, LOW(3), LOW(0), LOW(1), LOW(2), LOW(4), lse, LOW(5), LOW(6), LOW(7), 0, &exec) == AMP_OK);
+#undef LOW
+    h = hash_bytes(h, lse, s.batch * s.heads * s.queries * sizeof *lse);
+    for (k = 4; k < 8; k++) h = hash_bytes(h, low[k], (k > 5 ? kv : q) * each);
+    for (k = 0; k < 8; k++) free(low[k]);
+    free(exec.workspace); free(source); free(lse);
+    return h;
+}
+/* Steps of a transformer, a block of each kind. */
+static uint64_t transformed(amp_dtype low) {
+    enum { T = 48, SEQUENCES = 6, D = 64, VOCABULARY = 300 };
+    static int32_t tokens[SEQUENCES * T], next[SEQUENCES * T];
+    static const int32_t lengths[SEQUENCES] = { T, 3, T, 20, T, T };
+    amp_model_desc d;
+    amp_transformer_desc block;
+    amp_model* m = NULL;
+    amp_value x, words;
+    amp_batch b;
+    amp_param* p;
+    uint64_t h = 1469598103934665603u;
+    int i, count = 0;
+    memset(&d, 0, sizeof d);
+    memset(&block, 0, sizeof block);
+    memset(&b, 0, sizeof b);
+    d.batch = SEQUENCES; d.seed = 4; d.precision.level = AMP_O2; d.precision.low_dtype = low;
+    d.optimizer.kind = AMP_ADAMW; d.optimizer.clip_norm = 1.0f;
+    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    words = amp_embedding(m, amp_tokens(m, T), VOCABULARY, D);
+    x = amp_position_embedding(m, words);
+    block.heads = 4; block.dropout = 0.1f;
+    x = amp_transformer_block(m, x, &block);
+    memset(&block, 0, sizeof block);
+    block.kind = AMP_BLOCK_LLAMA; block.heads = 4; block.kv_heads = 2;
+    x = amp_transformer_block(m, x, &block);
+    amp_softmax_cross_entropy(m, amp_tied_linear(m, amp_rms_norm(m, x), words));
+    CHECK(amp_model_finalize(m) == AMP_OK);
+    for (i = 0; i < SEQUENCES * T; i++) {
+        tokens[i] = (int32_t)(amp_random_bits(9, (uint64_t)i) % VOCABULARY);
+        next[i] = (tokens[i] * 7 + 1) % VOCABULARY;
+    }
+    b.n = SEQUENCES; b.inputs[0] = tokens; b.targets[0] = next; b.lengths = lengths;
+    for (i = 0; i < STEPS; i++) CHECK(amp_train_step(m, &b, NULL) == AMP_OK);
+    p = amp_model_params(m, &count);
+    for (i = 0; i < count; i++) h = hash_bytes(h, p[i].master, p[i].count * sizeof(float));
+    amp_model_destroy(m);
+    return h;
+}
+static void test_threads_change_no_attention(void) {
+    static const amp_dtype types[] = { AMP_F32, AMP_F16, AMP_BF16 };
+    uint64_t first[4][3] = { { 0 } }, steps[2] = { 0 };
+    int k, i, t;
+    for (k = 0; k < 3; k++) {
+        omp_set_num_threads(k + 1);
+        for (i = 0; i < 4; i++) for (t = 0; t < 3; t++) {
+            const uint64_t h = attended(ATTENTIONS[i], types[t]);
+            if (k == 0) first[i][t] = h;
+            CHECK_MSG(h == first[i][t], "attention %d, type %d, %d threads", i, t, k + 1);
+        }
+        for (t = 0; t < 2; t++) {
+            const uint64_t h = transformed(types[1 + t]);
+            if (k == 0) steps[t] = h;
+            CHECK_MSG(h == steps[t], "a transformer, type %d, %d threads", 1 + t, k + 1);
+        }
+    }
+}
+
 /* Convolutions that are worth several threads: n, channels, side, out_channels, kernel, stride, padding, groups. */
 static const int CONVOLUTIONS[][8] = {
     { 64, 7, 13, 17, 5, 1, 0, 1 },     /* directly, several images to each thread */
@@ -342,11 +439,13 @@ static void test_threads_and_batches(void) { TEST_SKIP("no OpenMP"); }
 static void test_threads_take_the_environment(void) { TEST_SKIP("no OpenMP"); }
 static void test_threads_and_convolutions(void) { TEST_SKIP("no OpenMP"); }
 static void test_threads_change_no_bit(void) { TEST_SKIP("no OpenMP"); }
+static void test_threads_change_no_attention(void) { TEST_SKIP("no OpenMP"); }
 #endif
 
 int main(int argc, char** argv) {
     TEST_BEGIN(argc, argv);
     TEST(test_threads_change_no_bit);
+    TEST(test_threads_change_no_attention);
     TEST(test_threads_and_convolutions);
     TEST(test_threads_and_batches);
     TEST(test_second_thread_works);
