@@ -1577,6 +1577,67 @@ static void test_ranks() {
     }
 }
 
+/* As train_nccl.cu sums: on a stream of its own, which waits for the model's, and the other way round. */
+struct Sums {
+    cudaStream_t stream;
+    cudaEvent_t ready, summed;
+    int started;
+};
+static amp_result follow(cudaStream_t to, cudaStream_t from, cudaEvent_t event) {
+    cudaError_t e = cudaEventRecord(event, from);
+    if (e == cudaSuccess) e = cudaStreamWaitEvent(to, event, 0);
+    return e == cudaSuccess ? AMP_OK : AMP_ERR_DEVICE;
+}
+static amp_result double_it(void* data, amp_dtype t, size_t n, void* stream, void*) {
+    amp_exec e = {};
+    e.stream = stream;
+    const amp_ref x = amp_ref_of(data, t);
+    return amp_cuda_backend()->add_forward(x, x, x, n, &e);
+}
+static amp_result start_sum(void* data, amp_dtype t, size_t n, void* stream, void* user) {
+    Sums* s = (Sums*)user;
+    s->started++;
+    amp_result r = follow(s->stream, (cudaStream_t)stream, s->ready);
+    return r == AMP_OK ? double_it(data, t, n, s->stream, NULL) : r;
+}
+static amp_result wait_for_sums(void* stream, void* user) {
+    Sums* s = (Sums*)user;
+    return follow((cudaStream_t)stream, s->stream, s->summed);
+}
+
+/* Sums that run beside the backward pass, in a recorded step too, give the weights of one rank with the same gradients. */
+static void test_overlapped_sums() {
+    Sums s = {};
+    CHECK(cudaStreamCreateWithFlags(&s.stream, cudaStreamNonBlocking) == cudaSuccess);
+    CHECK(cudaEventCreateWithFlags(&s.ready, cudaEventDisableTiming) == cudaSuccess);
+    CHECK(cudaEventCreateWithFlags(&s.summed, cudaEventDisableTiming) == cudaSuccess);
+    for (int kind = 0; kind < 4; kind++) {
+        amp_comm comm = { double_it, 0, 2, &s, start_sum, wait_for_sums, 1 };
+        amp_model_desc d = desc_of(AMP_O2, AMP_F16);
+        d.grad_dtype = kind & 2 ? AMP_F16 : AMP_F32;
+        amp_model* alone = make(d, build_plain, amp_cuda_backend(), kind & 1);
+        d.comm = &comm;
+        amp_model* pair = make(d, build_plain, amp_cuda_backend(), kind & 1);
+        if (!alone || !pair) return;
+        s.started = 0;
+        run_steps(alone, 5);
+        run_steps(pair, 5);
+        CHECK_MSG(s.started == (kind & 1 ? 2 : 5) * 2, "%d", s.started);  /* two layers; then a graph runs */
+        CHECK_MSG(same(weights(alone), weights(pair)), "%d", kind);
+        CHECK(amp_scaler_set_scale(amp_model_scaler(pair), 1e30f) == AMP_OK);
+        std::vector<float> before = weights(pair);
+        amp_step_info info;
+        amp_batch b = batch_of(0, 8);
+        CHECK(amp_train_step(pair, &b, &info) == AMP_OK && info.outcome == AMP_STEP_SKIPPED_OVERFLOW);
+        CHECK(same(before, weights(pair)));
+        amp_model_destroy(alone);
+        amp_model_destroy(pair);
+    }
+    cudaEventDestroy(s.ready);
+    cudaEventDestroy(s.summed);
+    cudaStreamDestroy(s.stream);
+}
+
 /* --- failures -------------------------------------------------------------------------------------------------------- */
 
 static void test_no_device() {
@@ -1624,6 +1685,21 @@ static void test_host_memory() {
     CHECK(amp_evaluate(m, &b, &eval) == AMP_ERR_ARGUMENT);
     CHECK(same(before, weights(m)));
     run_steps(m, 1);
+    amp_model_destroy(m);
+}
+
+/* Scalers of single losses are the CPU's: between passes the host rescales gradients. */
+static void test_loss_scalers_are_refused() {
+    amp_model_desc d = desc_of(AMP_O2, AMP_F16);
+    amp_scaler_desc scaler = {};
+    amp_loss_desc loss = {};
+    amp_model* m = NULL;
+    d.backend = amp_cuda_backend();
+    loss.scaler = &scaler;
+    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    amp_softmax_cross_entropy_with(m, amp_linear(m, amp_input(m, 1, SIDE, SIDE), CLASSES), &loss);
+    CHECK(amp_model_finalize(m) == AMP_ERR_UNSUPPORTED);
+    CHECK_MSG(strstr(heard, "losses with a scaler of their own are for the CPU, not 'cuda'"), "%s", heard);
     amp_model_destroy(m);
 }
 
@@ -1753,7 +1829,9 @@ int main(int argc, char** argv) {
     TEST(test_reuse);
     TEST(test_sequences);
     TEST(test_ranks);
+    TEST(test_overlapped_sums);
     TEST(test_host_memory);
+    TEST(test_loss_scalers_are_refused);
     TEST(test_bad_desc);
     if (emulated) {
         TEST(test_no_device);
