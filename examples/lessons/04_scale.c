@@ -12,8 +12,7 @@
 #include "../../amp.h"
 #include "../chart.h"
 #include "../data.h"
-
-#define TERMS (512.0f * 512.0f)
+static const float TERMS = 262144.0f;      /* try 1 to 1048576 */
 #define LOW_TYPE AMP_F16
 enum { SCALES = 40, LAYERS = 6, HIDDEN = 64, BATCH = 64, DIGITS = 6400, TEST = 1000, EPOCHS = 4 };
 enum { STEPS = EPOCHS * DIGITS / BATCH, MAX_LAYERS = 32 };
@@ -68,7 +67,8 @@ static float train(amp_model* m) {
 }
 
 static int draw(const char* path, int first, int last, char* error) {
-    static const char x_label[] = "loss scale (times a loss divided by 2^18)";
+    char x_label[60];
+    snprintf(x_label, sizeof x_label, "loss scale (times a loss divided by 2^(%.3g))", log2((double)TERMS));
     const chart_wall walls[2] = { { first - 0.5, "the left wall" }, { last + 0.5, "the right wall" } };
     chart_series s[4] = { { "FP16", CHART_FP16, NULL, 3, 1, .y = accuracy, .count = SCALES },
                           { "FP32", CHART_FP32, "6 5", 2, 1, .y = fp32, .count = SCALES },

@@ -14,7 +14,7 @@
 #include "../chart.h"
 #include <stdlib.h>
 
-#define LARGEST (1.0f / 512.0f)
+static const float LARGEST = 0.001953125f;       /* try 0.00001 to 1000 */
 enum { STEPS = 24000, BAD_STEP = 5500, LONG = 300000, BROKEN = 2000, PRESETS = AMP_SCALER_PRESET_COUNT };
 
 typedef struct run {

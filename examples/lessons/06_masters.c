@@ -9,7 +9,7 @@
 #include "../chart.h"
 #include "../data.h"
 
-#define RATE 2e-4f
+static const float RATE = 2e-4f;           /* try 0.00001 to 0.1 */
 #define SCALE 1024.0f                       /* of the loss */
 enum { FP32, FP16, BF16, TYPES, COPY = TYPES, LINES };
 enum { ADDITIONS = 1000, RATES = 37, BATCH = 8, DIGITS = 6400, TEST = 1000, EPOCHS = 16 };

@@ -8,12 +8,12 @@
 #include "../../amp.h"
 #include "../chart.h"
 #include "../data.h"
-
 enum { STEPS = 1000, COUNT = 4096, SHOWN = 20, ALL = SHOWN * (STEPS + 2), SIZE = 784 * 64 + 64 + 64 * 10 + 10 };
 enum { FP32, MASTERS, NEAREST, STOCHASTIC, KAHAN, WAYS };                     /* ways to keep weights */
 static const char* const names[] = { "FP32", "BF16 + FP32", "nearest", "stochastic", "Kahan", NULL };
 static const amp_level levels[WAYS] = { AMP_O0, AMP_O2, AMP_O3, AMP_O2, AMP_O2 };
 static float dice[ALL], dice_step[ALL], fp32[STEPS + 1], nearest[STEPS + 1], kahan[STEPS + 1], lucky[COUNT], rest;
+static const float update = 1e-4f;           /* try 0.00002 to 0.003 */
 static int stop(const char* why) { return fprintf(stderr, "07_rounding: %s\n", why), 1; }
 static float bf16(float x) { return amp_bfloat16_to_float(amp_bfloat16_from_float(x)); }
 /* w + x in BF16. What the sum loses by rounding stays in *more, a BF16 number too. */
@@ -23,7 +23,6 @@ static float kahan_add(float w, float x, float* more) {
     *more = bf16(*more + bf16(w - sum));
     return sum;
 }
-
 /* Rounds n floats to BF16 by dice. Element i takes random number offset + i: no number comes twice. */
 static void stochastic(float* w, size_t n, uint64_t offset) {
     static amp_bfloat16 low[SIZE];
@@ -33,7 +32,7 @@ static void stochastic(float* w, size_t n, uint64_t offset) {
 }
 
 /* Moves the weight 1 in every way, 4096 times by dice. */
-static void walk(float update) {
+static void walk(void) {
     for (int i = 0; i < ALL; i++) { dice[i] = NAN; dice_step[i] = (float)(i % (STEPS + 2)); }    /* NAN: a gap */
     for (int s = 0; s <= STEPS; s++) {
         fp32[s] = s ? fp32[s - 1] + update : 1.0f;
@@ -81,17 +80,19 @@ static double train(int way, const data_set* d, float* bytes) {
 
 int main(int argc, char** argv) {
     const char* picture = argc > 1 ? argv[1] : "07_rounding.svg";
-    char error[CHART_ERROR] = "at most one argument, the picture's path", percent[WAYS][8];
+    char error[CHART_ERROR] = "at most one argument, the picture's path", percent[WAYS][8], title[99];
     double mean = 0.0, square = 0.0, right[WAYS];
     float bytes[WAYS];
     chart_note notes[WAYS];
     data_set d;
     if (argc > 2 || !chart_try(picture, error) || !data_digits(&d, 6000, 1, error)) return stop(error);
-    walk(1e-4f);
+    walk();
     for (int i = 0; i < COUNT; i++) mean += (double)lucky[i] / COUNT, square += pow((double)lucky[i], 2.0) / COUNT;
     double deviation = sqrt(square - mean * mean);
     const float end[WAYS] = { fp32[STEPS], bf16(fp32[STEPS]), nearest[STEPS], (float)mean, kahan[STEPS] };
-    printf("weights        1 + 1000 * 0.0001   bytes each   digits right\n");
+    snprintf(title, sizeof title, "1 + %g + ... in BF16: nearest stops,\nby dice the mean is right, Kahan follows",
+             (double)update);
+    printf("weights        1 + 1000 * %-9gbytes each   digits right\n", (double)update);
     for (int way = 0; way < WAYS; way++) {
         right[way] = train(way, &d, &bytes[way]);
         if (way >= STOCHASTIC) bytes[way] = bytes[NEAREST] + (way == KAHAN ? 2.0f : 0.0f);
@@ -109,8 +110,7 @@ int main(int argc, char** argv) {
                          { "FP32", CHART_FP32, "6 4", 2, 1, fp32, .count = STEPS + 1 },
                          { NULL, CHART_BF16, NULL, 40, 1, bytes, .count = WAYS, .style = CHART_BARS } };
     chart_panel panels[] = {
-        { "1 + 0.0001 + ... in BF16: nearest stops,\nby dice the mean is right, Kahan follows", "step", "weight",
-          .steps = 1, .series = s, .series_count = 4 },
+        { title, "step", "weight", .steps = 1, .series = s, .series_count = 4 },
         { "Both cures save bytes a parameter, lose nothing\n(above each bar: % of digits right)", "weights", "bytes",
           .x_names = names, .series = s + 4, .series_count = 1, .notes = notes, .note_count = WAYS } };
     if (!chart_write(picture, "Can rounding be lucky?", panels, 2, error)) return stop(error);

@@ -11,13 +11,12 @@
 #include "../chart.h"
 #include "../data.h"
 #include "by_hand.h"
-
 enum { LAYERS = BY_HAND_LAYERS, LEVELS = 4, COLUMNS = 5, GAINS = 2, BATCH = BY_HAND_BATCH };
 enum { IN_FP32, IN_HALF, OVERFLOWED, SPOILT, STATES };       /* of a layer; spoilt: NaN, or (by hand) 1 % wrong */
 static const char *const state_names[STATES] = { "FP32", "half", "overflowed", "spoilt" }, letters[] = "3hOs";
 static const chart_color colors[STATES] = { CHART_FP32, CHART_FP16, CHART_FAULT, CHART_OTHER };
 static const char* const columns[COLUMNS + 1] = { "O0", "O1", "O2", "O3", "by hand", NULL };
-static const float gains[GAINS] = { 300.0f, 90000.0f };
+static const float gain = 300.0f;       /* try 1 to 20000 */
 static float targets[BATCH * 10], loss_by_hand[2];           /* 1 for the right digit, else 0; in FP32, in half */
 /* One layer of each kind. */
 static void build(amp_model* m) {
@@ -32,7 +31,7 @@ static void build(amp_model* m) {
 
 /* One forward and backward pass at a level: the state of each layer, and the largest value of its output. At O0 also
    the states by hand, in the last column, and their loss. Returns the bytes of activations and gradients. */
-static size_t look(const data_set* d, int level, float gain, int (*state)[LAYERS], float* largest, const char** names) {
+static size_t look(const data_set* d, int level, float by, int (*state)[LAYERS], float* largest, const char** names) {
     static float weights[8 * 8 * 9];
     amp_model_desc desc = { .batch = BATCH, .seed = 1, .logger = { .log = amp_log_stderr },
                             .precision.level = (amp_level)level };
@@ -47,7 +46,7 @@ static size_t look(const data_set* d, int level, float gain, int (*state)[LAYERS
     if (amp_model_finalize(m) != AMP_OK || amp_model_memory(m, &memory) != AMP_OK) exit(1);
     amp_param* p = amp_model_find_param(m, "conv2d2.weight");
     amp_model_read_param(m, p, weights);
-    for (size_t i = 0; i < p->count; i++) weights[i] *= gain;
+    for (size_t i = 0; i < p->count; i++) weights[i] *= by;
     amp_model_write_param(m, p, weights);
     if (level == 0) by_hand_compare(m, d->pixels, targets, error, infinite, loss_by_hand);
     if (amp_model_stats(m, &batch, s, LAYERS) != AMP_OK) exit(1);
@@ -67,11 +66,10 @@ static size_t look(const data_set* d, int level, float gain, int (*state)[LAYERS
 static int stop(const char* why) { return fprintf(stderr, "08_levels: %s\n", why), 1; }
 int main(int argc, char** argv) {
     static float x[GAINS][STATES][COLUMNS * LAYERS], y[GAINS][STATES][COLUMNS * LAYERS];
-    static const char* const titles[GAINS] = {
-        "Weights times 300: a norm that squares in\nFP32 (amp.h) bears it, one in half does not",
-        "Times 90000: in half the layer overflows\nat every level, and spoils all behind it" };
+    static const char overflow[] = "Times 90000: in half the layer overflows\nat every level, and spoils all behind it";
+    const float gains[GAINS] = { gain, 90000.0f };
     const char *picture = argc > 1 ? argv[1] : "08_levels.svg", *names[LAYERS + 1] = { NULL };
-    char error[CHART_ERROR] = "at most one argument, the picture's path";
+    char title[120], error[CHART_ERROR] = "at most one argument, the picture's path";
     static const int expected[GAINS][COLUMNS] = { { 0, 0, 0, 0, 1 }, { 0, 1, 1, 1, 1 } };      /* overflows */
     int state[COLUMNS][LAYERS], count[GAINS][STATES] = { { 0 } }, red[GAINS][COLUMNS] = { { 0 } };
     chart_series series[GAINS][STATES];
@@ -101,9 +99,11 @@ int main(int argc, char** argv) {
         for (int k = 0; k < STATES; k++)
             series[g][k] = (chart_series){ state_names[k], colors[k], NULL, 15, 1, y[g][k], x[g][k], NULL, count[g][k],
                                            CHART_POINTS, letters[k] };
-        panels[g] = (chart_panel){ titles[g], "level", .x_names = columns, .y_names = names, .series = series[g],
-                                   .series_count = STATES };
+        panels[g] = (chart_panel){ g ? overflow : title, "level", .x_names = columns, .y_names = names,
+                                   .series = series[g], .series_count = STATES };
     }
+    snprintf(title, sizeof title, "Weights times %g: a norm that squares in\nFP32 (amp.h) bears it, one in half %s",
+             (double)gain, red[0][LEVELS] ? "does not" : "does, too");
     printf("%-23s", "bytes with gradients");
     for (int c = 0; c < LEVELS; c++) printf(" %-10lu", (unsigned long)bytes[c]);
     for (amp_half h = { 0 }, square = h; amp_is_finite(amp_f16(&square)); h.bits++) {

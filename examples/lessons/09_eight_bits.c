@@ -18,7 +18,7 @@ static unsigned char full[WAYS][STEPS];
 static const int histories[WAYS] = { 0, 1, 16, 1024 };
 static const char* const names[WAYS] = { "current", "history 1", "history 16", "history 1024" };
 static const chart_color colors[WAYS] = { CHART_FP32, CHART_OTHER, CHART_E4M3, CHART_E4M3 };
-
+static const int spike_power = 15;        /* try 1 to 60 */
 static int stop(const char* why) { return fprintf(stderr, "09_eight_bits: %s\n", why), 1; }
 /* To the nearest number of the type, ties to even; what is too large becomes the largest. */
 static float round_to(const format* f, float v) {
@@ -60,7 +60,8 @@ static void spike(int way, int history) {
     int saturates = 0;
     for (int s = 0; s < STEPS; s++) {
         float recent = 0.0f;
-        for (int i = 0; i < SIZE; i++) x[i] = ldexpf(amp_random_normal(3, (uint64_t)(s * SIZE + i)), 15 * (s == SPIKE));
+        for (int i = 0; i < SIZE; i++)
+            x[i] = ldexpf(amp_random_normal(3, (uint64_t)(s * SIZE + i)), s == SPIKE ? spike_power : 0);
         most[s] = largest(SIZE);
         for (int back = history > 0; back <= history && back <= s; back++) recent = fmaxf(recent, most[s - back]);
         if (recent > 0.0f) scale = types[0].max / recent;
@@ -74,7 +75,6 @@ static void spike(int way, int history) {
     }
     printf(" %17.1f %%\n", 100.0 * saturates / STEPS);
 }
-
 int main(int argc, char** argv) {
     const char* picture = argc > 1 ? argv[1] : "09_eight_bits.svg";
     char error[CHART_ERROR] = "at most one argument, the picture's path";

@@ -10,8 +10,11 @@
 #include "plain.h"
 #include <time.h>
 static float (*const tiled)[MANY] = found[TILES];
-enum { TILE = 128 };
-static float p[TILE * TILE], dp[TILE * TILE], delta[LONGEST], logsum[LONGEST];      /* all that tiles need */
+#define TILE ((size_t)1 << tile_power)
+enum { WIDEST = 128 };
+static const int tile_power = 7;             /* try 4 to 7 */
+static const int sizes = 6;             /* try 2 to 6 */
+static float p[WIDEST * WIDEST], dp[WIDEST * WIDEST], delta[LONGEST], logsum[LONGEST];      /* all that tiles need */
 static float largest;                                                              /* of all scores */
 
 /* p: a tile of scores, then of shares, in type `low`. Returns how many rows of the answer are inf or NaN. */
@@ -19,7 +22,7 @@ static int tiles_forward(size_t T, int with_largest, amp_dtype low) {
     int lost = 0;
     memset(tiled[OUT], 0, T * D * sizeof(float));
     for (size_t i = 0; i < T; i += TILE) {
-        float *out = tiled[OUT] + i * D, most[TILE], sum[TILE] = { 0.0f };
+        float *out = tiled[OUT] + i * D, most[WIDEST], sum[WIDEST] = { 0.0f };
         for (size_t r = 0; r < TILE; r++) most[r] = with_largest ? -INFINITY : 0.0f;
         for (size_t j = 0; j < T; j += TILE) {
             product(SCORES, TILE, scale, q + i * D, AMP_F32, k + j * D, 0.0f, p);
@@ -58,7 +61,7 @@ static size_t attend_in_tiles(size_t T) {
             product(MIX, TILE, scale, dp, AMP_F32, k + j * D, 1.0f, tiled[DQ] + i * D);
             product(TURNED, TILE, scale, dp, AMP_F32, q + i * D, 1.0f, tiled[DK] + j * D);
         }
-    return sizeof p + sizeof dp + 2 * T * sizeof(float);
+    return 2 * (TILE * TILE + T) * sizeof(float);
 }
 
 static size_t attend(size_t T) {
@@ -71,20 +74,19 @@ static size_t attend(size_t T) {
                            amp_f32(to[DQ]), amp_f32(to[DK]), amp_f32(to[DV]), 0, &e);
     return room.size + T * sizeof(float);
 }
-
 int main(int argc, char** argv) {
     static const float at[SIZES] = { 128, 256, 512, 1024, 2048, 4096 }, factors[6] = { 1, 2, 3, 6, 18, 36 };
     static size_t (*const ways[WAYS])(size_t) = { attend_plainly, attend_in_tiles, attend };
     static float kb[WAYS][SIZES], ms[WAYS][SIZES], *const inputs[4] = { q, k, v, dout };
     double apart[WAYS] = { 0.0 };
-    amp_half x = { 0 }, power;
+    amp_half x = { 0 }, raised;
     int lost[3] = { 0 };
     for (int i = 0; i < 4 * MANY; i++) inputs[i % 4][i / 4] = amp_random_normal(1, (uint64_t)i);
-    attend_plainly(LONGEST);                  /* so that no time below is that of getting memory */
+    attend_plainly((size_t)64 << sizes);      /* so that no time below is that of getting memory */
     puts("    T     matrices of T x T              in tiles   amp_attention_forward");
-    for (int s = 0; s < SIZES; s++)
+    for (int s = 0; s < sizes; s++)
         for (int w = 0; w < WAYS; w++) {
-            const size_t T = (size_t)TILE << s, tries = LONGEST / T, start = (size_t)clock();
+            const size_t T = (size_t)128 << s, tries = LONGEST / T, start = (size_t)clock();
             for (size_t i = 0; i < tries; i++) kb[w][s] = (float)ways[w](T) / 1000.0f;
             ms[w][s] = 1000.0f * (float)((size_t)clock() - start) / (float)CLOCKS_PER_SEC / (float)tries;
             for (size_t i = 0; i < 4 * T * D; i++)
@@ -98,12 +100,12 @@ int main(int argc, char** argv) {
         for (int run = 0; run < 3; run++) lost[run] = tiles_forward(1024, run == 2, run == 1 ? AMP_F32 : AMP_F16);
         printf("%13.2f %43d %6d %14d\n", (double)largest, lost[0], lost[1], lost[2]);
     }
-    while (power = amp_half_from_float(expf(amp_half_to_float(x))), amp_is_finite(amp_f16(&power))) x.bits++;
+    while (raised = amp_half_from_float(expf(amp_half_to_float(x))), amp_is_finite(amp_f16(&raised))) x.bits++;
     const double end = (double)amp_half_to_float(x);
     chart_series curves[2 * WAYS] = {
-        chart_curve("T x T", CHART_OTHER, at, kb[0], SIZES), chart_curve("tiles", CHART_FP32, at, kb[1], SIZES),
-        chart_curve("operator", CHART_FP32, at, kb[2], SIZES), chart_curve("T x T", CHART_OTHER, at, ms[0], SIZES),
-        chart_curve("tiles", CHART_FP32, at, ms[1], SIZES), chart_curve("operator", CHART_FP32, at, ms[2], SIZES) };
+        chart_curve("T x T", CHART_OTHER, at, kb[0], sizes), chart_curve("tiles", CHART_FP32, at, kb[1], sizes),
+        chart_curve("amp_attention", CHART_FP32, at, kb[2], sizes), chart_curve("T x T", CHART_OTHER, at, ms[0], sizes),
+        chart_curve("tiles", CHART_FP32, at, ms[1], sizes), chart_curve("amp_attention", CHART_FP32, at, ms[2], sizes) };
     curves[2].dash = curves[5].dash = "6 4";
     const chart_panel panels[2] = {
         { "Twice the tokens: four times the memory\nof T x T, hardly more of tiles", "T, tokens", "kilobytes", 2, 1,

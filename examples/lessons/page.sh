@@ -54,7 +54,13 @@ th { background: var(--box) }
 @media (max-width: 600px) {
   main { padding: .5rem .8rem 3rem }
   pre.table, pre.program { font-size: 11px }
+  .picture { overflow-x: auto }
+  .picture svg.wide { min-width: 820px }
 }
+form { margin-bottom: 1rem }
+form label { display: inline-block; margin-right: .8rem }
+form input { width: 8em; font: inherit }
+form button { font: inherit }
 HEAD
 # The colours of all pictures, once.
 for picture in "$1"/[0-9]*.svg; do sed -n '/<style>/,/<\/style>/{s/<style>//;s/<\/style>//;p;}' "$picture"; break; done

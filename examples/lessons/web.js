@@ -1,10 +1,10 @@
 // web.js - what a lesson needs of an operating system (WASI preview 1), in a worker of the page or in Node.js: texts
 // out, a clock, and files in memory. web.sh puts it into the page.
-function run(bytes, lesson) {
+function run(bytes, lesson, numbers = []) {
   const files = new Map(), open = new Map(), text = { 1: "", 2: "" }, decoder = new TextDecoder(), OK = 0, BADF = 8, NOENT = 44;
   let memory, next = 4;
   const view = () => new DataView(memory.buffer), at = (p, n) => new Uint8Array(memory.buffer, p, n);
-  const string = (p, n) => decoder.decode(at(p, n).slice()), args = ["lesson", lesson];
+  const string = (p, n) => decoder.decode(at(p, n).slice()), args = ["lesson", lesson, ...numbers];
   const calls = {
     args_sizes_get: (count, size) => {
       view().setUint32(count, args.length, true);
@@ -68,4 +68,4 @@ function run(bytes, lesson) {
   return { status, out: text[1], err: text[2], svg: files.get("picture.svg") || "" };
 }
 if (typeof module != "undefined") module.exports = run;
-else onmessage = ({ data }) => postMessage(run(data.wasm, data.lesson));
+else onmessage = ({ data }) => postMessage(run(data.wasm, data.lesson, data.numbers));
