@@ -73,7 +73,7 @@ static int draw_bits(void) {
                      { "E4M3", 4, 3, CHART_E4M3, "2^-9 to 448, 1 to 2 digits" } };
     char path[300], text[48];
     FILE* out = drawing(
-        "bits", "Sign, exponent, fraction: exponent bits buy range, fraction bits buy digits", 290,
+        "bits", "Sign, exponent, fraction: exponent bits buy range, fraction bits buy digits", 308,
         path);
     if (!out) return 0;
     for (int i = 0; i < 5; i++) {
@@ -90,7 +90,7 @@ static int draw_bits(void) {
         chart_text(out, 84 + cell * bits, y + 31, "start", "", formats[i].range);
     }
     chart_text(
-        out, 74, 286, "start", "",
+        out, 74, 300, "start", "",
         "full: the sign; medium: the exponent; light: the fraction. FP32 has 1 + 8 + 23 bits.");
     return finished(out, path);
 }
@@ -145,8 +145,10 @@ static int draw_network(void) {
     char path[300], shape[40], weights[40];
     amp_model* m = lenet(AMP_O0);
     FILE* out =
-        m ? drawing("network", "The network of lesson 3: channels x height x width of each output",
-                    214, path)
+        m ? drawing("network",
+                    "The network of lesson 3: convolutions put out most numbers, "
+                    "a linear layer has most weights",
+                    228, path)
           : NULL;
     if (!out) return 0;
     double x = 14;
@@ -169,6 +171,8 @@ static int draw_network(void) {
         x += 117;
     }
     amp_model_destroy(m);
+    chart_text(out, 14, 220, "start", " font-size=\"12\"",
+               "Below each layer: channels x height x width of its output");
     return finished(out, path);
 }
 
@@ -177,7 +181,7 @@ static int draw_network(void) {
 /* 64 numbers of a long tail in E2M1, whose numbers above 0 span a factor of 12: smaller than a 24th is 0. */
 static int draw_blocks(void) {
     enum { N = 64, BLOCK = 16 };
-    static float x[N], y[4][N], at[N];
+    static float x[N], y[4][N], at[2][N];
     static const chart_wall borders[] = { { 15.5, "" }, { 31.5, "" }, { 47.5, "" } };
     char path[300], titles[2][100];
     chart_series bars[4];
@@ -193,7 +197,8 @@ static int draw_blocks(void) {
             for (int k = from; k < to; k++) most = fmaxf(most, x[k]);
             const int zero = x[i] <= most / 24.0f;
             zeros += zero;
-            at[i] = (float)i;
+            at[0][i] = (float)i + 0.45f; /* bars of two series stand side by side: these do not */
+            at[1][i] = (float)i - 0.45f;
             y[2 * way][i] = zero ? NAN : x[i];
             y[2 * way + 1][i] = zero ? x[i] : NAN;
         }
@@ -207,12 +212,12 @@ static int draw_blocks(void) {
                                                 NULL,
                                                 5,
                                                 1,
-                                                .x = at,
+                                                .x = at[k],
                                                 .y = y[2 * way + k],
                                                 .count = N,
                                                 .style = CHART_BARS };
         panels[way] = (chart_panel){ titles[way],
-                                     "number",
+                                     way ? "number (dashed: where a block ends)" : "number",
                                      "size",
                                      .log_y = 1,
                                      .series = bars + 2 * way,
@@ -246,6 +251,8 @@ static int draw_tiles(void) {
         filled(out, x + cell * 6 + 12, y + cell * i, 10, cell - 3, CHART_FP32, i == 2 ? 0.9 : 0.2);
         filled(out, x + cell * 6 + 26, y + cell * i, 10, cell - 3, CHART_FP32, i == 2 ? 0.9 : 0.2);
     }
+    chart_text(out, x + cell * 6 + 17, y - 6, "middle", "", "m");
+    chart_text(out, x + cell * 6 + 31, y - 6, "middle", "", "l");
     chart_text(out, x - 46, y + 120, "end", "", "Q, T rows");
     chart_text(out, x, y - 40, "start", "", "K and V, T rows");
     static const char* const lines[7] = {
