@@ -1,6 +1,6 @@
 """readme.py [--check]: writes what README.md and its neighbours take from elsewhere, between <!-- NAME --> and <!-- /NAME -->.
 examples/lessons/README.md      contents: each lesson's program, picture and answers, and the other headings
-README.md                       program and its output (examples/train_small.c, build/train_small), gpu: four rows,
+README.md                       program and its output (examples/train_small.c, build/train_small), gpu: four steps,
                                 steps beside PyTorch's, and claims that must be what tests/results.md shows
 examples/own_loop.diff          own_loop_fp32.c beside own_loop.c; README shows some of its lines
 tests/results.md                demo, proof and bits: what `make demo > build/demo.txt`, `make check` and `make test-bits` wrote
@@ -161,7 +161,8 @@ def speed():
 
 # --- GPU ------------------------------------------------------------------------------------------------------------
 
-def gpu_file(): return max(glob.glob("tests/bench/results/????-??-??-cuda-*.md"), default=None)
+def gpu_files(): return sorted(glob.glob("tests/bench/results/????-??-??-cuda-*.md"), reverse=True)
+def gpu_file(): return next(iter(gpu_files()), None)
 def cells(line): return [c.strip() for c in line.strip().strip("|").split("|")]
 def is_row(line): return line.startswith("|") and not line.startswith("|--") and re.search(r"\d", line)
 
@@ -178,26 +179,26 @@ def gpu_all():
     for section in sections:
         if section.startswith("Passes"): lines += ["", "Passes over parameters, GB/s:", ""] + kept(section)
         if section.startswith("Beside PyTorch") and "cuDNN" not in section.split("\n")[0]: lines += ["", section.split("\n")[0] + ":", ""] + kept(section)
-    return "\n" + "\n".join(lines + ["", "All figures: [%s](%s)." % (os.path.basename(path), os.path.basename(path))]) + "\n"
+    links = ", ".join("[%s](%s)" % (name, name) for name in map(os.path.basename, gpu_files()))
+    return "\n" + "\n".join(lines + ["", "All figures, the newest first: %s." % links]) + "\n"
+
+STEPS = (("gpt2:8x1024 bf16", "GPT-2 124M, 8 x 1024 tokens, BF16"), ("resnet34:128 f16", "ResNet-34, 128 images, FP16"),
+         ("lenet5:64 f16", "LeNet-5, 64 images, FP16"), ("784x4096x4096x4096x4096x4096x10:8192 bf16", "MLP of 4096 (5x), 8192 rows, BF16"))
 
 def gpu():
-    """Four rows: the best and the worst product, and steps of networks."""
+    """Steps of four networks beside PyTorch's best form."""
     path = gpu_file()
     if not path: return None
     head, *sections = read(path).split("\n### ")
-    products = [c for c in map(cells, filter(is_row, first_products(sections).split("\n"))) if len(c) > 8 and c[4] == "bf16 -> bf16"]
     torch = [c for c in map(cells, filter(is_row, "\n".join(s for s in sections if s.startswith("Beside PyTorch")).split("\n")))]
-    name = re.findall(r"Beside (PyTorch [\d.]+)", read(path))[:1]
-    lines = ["| %s | amp | peer | times as fast |" % head.strip("# \n").split("\n")[0], "|---|---|---|---|"]
-    by = sorted(products, key=lambda c: float(c[8]))
-    for what, c in (("best", by[-1]), ("worst", by[0])) if by else ():
-        lines.append("| product of BF16, the %s: %s x %s x %s | %s TFLOP/s | cuBLAS %s TFLOP/s | %s |" % (what, c[0], c[1], c[2], c[6], c[7], c[8]))
-    wanted = ("gpt2:8x1024 bf16", "resnet34:128 f16", "lenet5:64 f16", "LeNet-5, batch 64, f16",
-              "MLP 784-4096 (5x)-10, batch 8192, bf16")
-    for rows in ([c for c in torch if c[0].startswith(w) and len(c) > 3 and c[1]] for w in wanted):
-        for c in sorted(rows, key=lambda c: float(c[2]))[:1]:           # PyTorch's best form
-            lines.append("| %s | %s us | %s %s us | %s |" % (c[0], c[1], name[0], c[2], c[3]))
-    return "\n".join(lines[:7])
+    name = re.findall(r"Beside (PyTorch [\d.]+)", read(path))[0]
+    words = head.strip("# \n").split("\n")[0].split(",")
+    lines = ["| %s,%s | amp, ms | %s, ms | times as fast |" % (words[0], words[-1], name), "|---|---|---|---|"]
+    for wanted, said in STEPS:
+        rows = [c for c in torch if c[0].startswith(wanted) and len(c) > 3 and c[1]]
+        for c in sorted(rows, key=lambda c: float(c[2]))[:1]:
+            lines.append("| %s | %.2f | %.2f | %s |" % (said, float(c[1]) / 1e3, float(c[2]) / 1e3, c[3]))
+    return "\n".join(lines)
 
 # --- writing --------------------------------------------------------------------------------------------------------
 
