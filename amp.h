@@ -1506,6 +1506,7 @@ typedef struct amp_linear_desc {
     int no_bias;
     amp_init init;
     float sd;          /* of AMP_INIT_NORMAL; 0 = 0.02 */
+    int transposed;    /* 1 = files have the weight as [I,O], as Hugging Face's Conv1D */
 } amp_linear_desc;
 typedef struct amp_embedding_desc {
     int vocabulary, features;  /* >= 1; of a position embedding 0, or what they are */
@@ -1543,10 +1544,11 @@ typedef struct amp_transformer_desc {
     int layers;                  /* of the model: that of the dense layers which add to x is sd /
                                     sqrt(2*layers), as in GPT-2; 0 = sd */
     /* NULL, or what the names of its layers begin with, as Hugging Face's: of GPT2, with "h.0",
-       h.0.ln_1, .attn.c_attn, .attn.c_proj, .ln_2, .mlp.c_fc, .mlp.c_proj (whose files have the
-       weights of c_... transposed); of LLAMA .input_layernorm, .self_attn.q_proj, k_proj, v_proj,
-       o_proj, .post_attention_layernorm, .mlp.gate_proj, up_proj, down_proj. */
+       h.0.ln_1, .attn.c_attn, .attn.c_proj, .ln_2, .mlp.c_fc, .mlp.c_proj, with `transposed`; of
+       LLAMA .input_layernorm, .self_attn.q_proj, k_proj, v_proj, o_proj, .post_attention_layernorm,
+       .mlp.gate_proj, up_proj, down_proj. */
     const char* name;
+    int transposed;              /* GPT2: that of its dense layers */
 } amp_transformer_desc;
 typedef struct amp_pool2d_desc {
     amp_pool kind;                   /* 0 = AMP_POOL_MAX */
@@ -14381,6 +14383,7 @@ typedef struct ampi_node {
     amp_dtype region_dtype, pin_dtype;  /* of the innermost region, and of amp_pin; 0 = none */
     int params[AMP_MAX_OPERANDS]; /* numbers of the parameters, weight before bias, or AMPI_NONE */
     int shares_params;       /* 1 = those of an earlier node, see amp_reuse */
+    int transposed;          /* 1 = files have its weight as [fan_in, fan_out] */
     int adds_grads;          /* 1 = a later node has them, too, and has written their gradients */
     int group;               /* of the optimizer, for its parameters */
     int index;               /* running number of an input or a loss */
@@ -15074,12 +15077,13 @@ AMP_DEF amp_value amp_linear_with(amp_model* m, amp_value x, const amp_linear_de
         "%d outputs from %llu inputs is not a size that can be had", d->out_features,
         (ampi_ull)n->features);
     ampi_set_shape(n, d->out_features, 1, 1);
+    n->transposed = d->transposed != 0;
     return ampi_layer_add_params(m, d->no_bias, d->init, d->sd, n->features,
         (size_t)d->out_features);
 }
 
 AMP_DEF amp_value amp_linear(amp_model* m, amp_value x, int out_features) {
-    const amp_linear_desc d = { out_features, 0, AMP_INIT_TORCH, 0.0f };
+    const amp_linear_desc d = { out_features, 0, AMP_INIT_TORCH, 0.0f, 0 };
     return amp_linear_with(m, x, &d);
 }
 
@@ -15616,7 +15620,7 @@ AMPI_FN amp_value ampi_block_dense(const ampi_block* b, amp_value x, int feature
     const float sd = d->sd == 0.0f ? 0.02f : d->sd;
     const float less = adds && d->layers > 0 ? sqrtf(2.0f * (float)d->layers) : 1.0f;
     const amp_linear_desc l = { features, d->no_bias || d->kind == AMP_BLOCK_LLAMA,
-        AMP_INIT_NORMAL, sd / less };
+        AMP_INIT_NORMAL, sd / less, d->transposed };
     return ampi_block_name(b, amp_linear_with(b->m, x, &l), name);
 }
 
@@ -15685,9 +15689,10 @@ AMP_DEF amp_value amp_transformer_block(amp_model* m, amp_value x, const amp_tra
         ampi_build_fail(AMP_ERR_DESC, "transformer_block after '%s': heads is %d, kv_heads %d, "
             "layers %d, of %d features", in->layer.name, d->heads, d->kv_heads, d->layers,
             features);
-    else if (is_llama ? d->no_bias || d->dropout != 0.0f : d->theta != 0.0f)
+    else if (is_llama ? d->no_bias || d->transposed || d->dropout != 0.0f : d->theta != 0.0f)
         ampi_build_fail(AMP_ERR_DESC, "transformer_block after '%s': %s", in->layer.name, is_llama
-            ? "no_bias and dropout are for AMP_BLOCK_GPT2" : "theta is for AMP_BLOCK_LLAMA");
+            ? "no_bias, transposed and dropout are for AMP_BLOCK_GPT2"
+            : "theta is for AMP_BLOCK_LLAMA");
     if (m->build_result != AMP_OK) return ampi_no_value();
 
     const amp_attention_desc a = { d->heads, d->kv_heads ? d->kv_heads : d->heads,
@@ -16661,13 +16666,14 @@ AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
         if (l->op == AMPI_OP_CAST) continue;
 
         /* Of shapes, which are ints only, all but pad_end: that shows in the output's size. Fields
-           that are younger than checkpoints, frozen and scale, count where they are set. */
+               that are younger than checkpoints, as frozen and scale, count where they are set. */
         h = ampi_hash_words(h, numbers, AMPI_LENGTH(numbers));
         for (int j = 2; j < n->input_count; j++)
             h = ampi_hash_words(h, &n->inputs[j]->number, 1);
         h = ampi_hash_words(h, settings, AMPI_LENGTH(settings));
         if (n->shares_params) h = ampi_hash_words(h, n->params, 1);
         if (n->norm.frozen) h = ampi_hash_words(h, &n->norm.frozen, 1);
+        if (n->transposed) h = ampi_hash_words(h, &n->transposed, 1);
         if (l->positions > 1) h = ampi_hash_words(h, &l->positions, 1);
         if (n->labels && n->classes < ampi_logits(n)) {
             const int classes = (int)n->classes;
@@ -16691,20 +16697,22 @@ AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
 }
 
 /* Shape of a parameter: conv2d weight [O,C/groups,KH,KW], of a transposed one [C,O/groups,KH,KW],
-   linear weight [O,I], embedding weight [V,D] or [T,D], others [count]. */
-AMPI_FN void ampi_param_shape(const amp_model* m, int param, int* rank, size_t shape[4]) {
+   linear weight [O,I], embedding weight [V,D] or [T,D], others [count]. 1 = memory holds [O,I], and
+   files [I,O], which is the shape then. */
+AMPI_FN int ampi_param_shape(const amp_model* m, int param, int* rank, size_t shape[4]) {
     const ampi_node* n = m->first;
     while (n && n->params[0] != param) n = n->next;
     *rank = !n || n->row->kind != AMPI_KIND_MATRIX ? 1 : ampi_is_dense(n) ? 2 : 4;
-    shape[0] = *rank == 2 ? n->fan_out : m->params[param].count;
-    if (*rank == 2) shape[1] = n->fan_in;
-    if (*rank < 4) return;
+    shape[0] = *rank < 2 ? m->params[param].count : n->transposed ? n->fan_in : n->fan_out;
+    if (*rank == 2) shape[1] = n->transposed ? n->fan_out : n->fan_in;
+    if (*rank < 4) return *rank == 2 && n->transposed;
     const amp_conv2d_shape* s = &n->conv;
     const int transposed = ampi_is(n, CONV_TRANSPOSE2D);
     shape[0] = (size_t)(transposed ? s->channels : n->layer.channels);
     shape[1] = (size_t)((transposed ? s->out_channels : s->channels) / s->groups);
     shape[2] = (size_t)s->kernel_h;
     shape[3] = (size_t)s->kernel_w;
+    return 0;
 }
 
 /* >>impl-train  The step: forward, losses, backward, check, update; evaluation and training over
@@ -19215,6 +19223,7 @@ typedef struct ampi_file {
     const amp_file_text* texts;      /* to be written */
     uint16_t** rests;                /* by tensor: not NULL for split masters, FP32 in the file,
                                         whose data is their upper halves; NULL = none are split */
+    char* turned;                    /* by tensor: 1 = memory has it transposed; NULL = none is */
     int count, text_count;           /* of `tensors` and of `texts` */
     int is_trial;                    /* what was written is removed, and the file at the path
                                         stays */
@@ -19546,18 +19555,41 @@ AMPI_FN amp_result ampi_file_fetch(const ampi_file* f, int i, size_t at, size_t 
     return AMP_OK;
 }
 
-/* Writes the elements of tensor i, little-endian, chunk by chunk, and takes their CRC-32. */
+/* Transposes a matrix of rows x columns elements in place. */
+AMPI_FN amp_result ampi_file_turn(const ampi_file* f, char* data, size_t rows, size_t columns,
+        size_t size) {
+    const size_t count = rows * columns;
+    char* copy = (char*)ampi_file_alloc(f, count * size);
+    if (!copy) return AMP_ERR_MEMORY;
+    memcpy(copy, data, count * size);
+    for (size_t i = 0; i < count; i++)
+        memcpy(data + (i % columns * rows + i / columns) * size, copy + i * size, size);
+    ampi_free(copy, &f->desc.allocator);
+    return AMP_OK;
+}
+
+/* Writes the elements of tensor i, little-endian, chunk by chunk, and takes their CRC-32. One that
+   is turned is a chunk. */
 AMPI_FN amp_result ampi_put_data(ampi_file* f, int i) {
-    const amp_tensor* t = &f->tensors[i].tensor;
-    const size_t size = ampi_type_size(t->dtype), bytes = t->count * size;
-    for (size_t at = 0, n; at < bytes && !ferror(f->stream); at += n) {
-        n = ampi_min_size(bytes - at, AMPI_CHUNK_BYTES);
-        AMPI_TRY(ampi_file_fetch(f, i, at, n));
+    const amp_file_tensor* t = &f->tensors[i];
+    const size_t size = ampi_type_size(t->tensor.dtype), bytes = t->tensor.count * size;
+    const int turned = f->turned && f->turned[i];
+    char* room = f->data;
+    if (turned) f->data = (char*)ampi_file_alloc(f, bytes);
+    amp_result r = f->data ? AMP_OK : AMP_ERR_MEMORY;
+    for (size_t at = 0, n; r == AMP_OK && at < bytes && !ferror(f->stream); at += n) {
+        n = turned ? bytes : ampi_min_size(bytes - at, AMPI_CHUNK_BYTES);
+        r = ampi_file_fetch(f, i, at, n);
+        if (turned && r == AMP_OK)
+            r = ampi_file_turn(f, f->data, t->shape[1], t->shape[0], size);
+        if (r != AMP_OK) break;
         ampi_swap_endian((unsigned char*)f->data, n, size);
         fwrite(f->data, 1, n, f->stream);
         f->crcs[i] = ampi_crc32(f->crcs[i], f->data, n);
     }
-    return AMP_OK;
+    if (turned) ampi_free(f->data, &f->desc.allocator);
+    f->data = room;
+    return r;
 }
 
 /* The header, to find its length, the data, and the header again with its length and the CRCs. The
@@ -20044,7 +20076,10 @@ AMPI_FN amp_result ampi_file_read(ampi_file* f) {
         AMPI_REFUSE_FILE(e->crc && strcmp(ampi_show_number(ampi_crc32(0, data, bytes), 16, crc),
             e->crc) != 0, "'%s': tensor '%s' is damaged: its CRC-32 is %s, the file says %s",
             f->path, ampi_show(f, e->name), crc, e->crc);
-        ampi_swap_endian((unsigned char*)data, bytes, ampi_type_size(e->dtype));
+        const size_t size = ampi_type_size(e->dtype);
+        ampi_swap_endian((unsigned char*)data, bytes, size);
+        if (f->turned && f->turned[e->number])
+            AMPI_TRY(ampi_file_turn(f, data, e->shape[0], e->shape[1], size));
     }
 
     AMPI_EACH_ENTRY(f, e) {
@@ -20216,7 +20251,8 @@ AMPI_FN void ampi_state_add(ampi_checkpoint* c, const char* name, const char* su
     t->rank = 1;
     t->shape[0] = count;
     if (c->file.model && param != AMPI_NONE)
-        ampi_param_shape(c->file.model, param, &t->rank, t->shape);
+        c->file.turned[c->tensor_count - 1] = (char)ampi_param_shape(c->file.model, param,
+            &t->rank, t->shape);
 }
 
 /* Lists the tensors of a checkpoint: each parameter's weights and moments (or weights alone), a
@@ -20228,11 +20264,13 @@ AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
     /* A parameter has at most three tensors, and a batch norm of two parameters two statistics. */
     const uint64_t limit = 4 * (uint64_t)o->count + (uint64_t)f->count;
     c->tensors = (amp_file_tensor*)ampi_file_alloc(f, limit * (sizeof *c->tensors
-        + sizeof *f->rests + sizeof *c->names));
+        + sizeof *f->rests + sizeof *c->names + sizeof *f->turned));
     if (!c->tensors) return AMP_ERR_MEMORY;
     f->rests = (uint16_t**)(void*)(c->tensors + limit);
     memset(f->rests, 0, (size_t)limit * sizeof *f->rests);
     c->names = (char (*)[AMPI_TENSOR_NAME])(void*)(f->rests + limit);
+    f->turned = (char*)(c->names + limit);
+    memset(f->turned, 0, (size_t)limit);
 
     for (int i = 0; i < o->count; i++) {
         const amp_param* p = &o->params[i];
@@ -21082,8 +21120,7 @@ AMP_DEF void amp_history_add(amp_history* h, const amp_step_info* info) {
    New: names of 127 bytes (amp_layer.name), gelu_tanh in the graph, gemm in amp_backend (before
    linear_forward). Convolutions and pools have pad_end_h and pad_end_w: zero the shapes. The fields
    of amp_backend are declared with AMP_BACKEND_API alone. amp_exec may name a workspace that grows.
-   A step has parts: amp_forward, amp_backward, amp_update, amp_discard; outputs take gradients of
-   yours, values keep theirs, gradients are read, written and clipped between. Operators of your own
+   A step has parts: amp_forward, amp_backward, amp_update, amp_discard. Operators of your own
    (amp_custom), amp_mean as a loss, layers used again (amp_reuse), models for inference, scalers of
    single losses. Groups with an optimizer of their own, RMSprop, split masters, moments in 16 bits,
    amp_mixed, amp_map. operands of amp_exec, buckets of gradients (amp_comm's start and wait).
@@ -21092,14 +21129,13 @@ AMP_DEF void amp_history_add(amp_history* h, const amp_step_info* info) {
    m and v of amp_param are void*. Structs that grew at their ends: amp_loss_desc, amp_param,
    amp_param_group, amp_comm, amp_conv2d_desc, amp_conv2d_shape; amp_model_desc and
    amp_optimizer_desc have new fields within. A backend of your own needs the table's new entries.
-   Operators: amp_attention_*, amp_rope_*, which a backend of your own needs too.
+   Operators: amp_attention_*, amp_rope_*.
    Cross-entropy has ld and an ignored label; layer norm's backward pass needs no saved statistics.
    Sequences: positions and lengths of amp_batch, amp_data, amp_input_desc, amp_layer, amp_custom;
-   classes of amp_loss_desc, sd of amp_linear_desc. Zero these structs. amp_tokens, amp_embedding,
-   amp_position_embedding, amp_tied_linear, amp_attention, amp_rope, amp_transformer_block,
-   amp_to_positions, amp_to_image.
-   The logger hears of a cross-entropy of one class, beta1 for SGD, masters that split_masters does
-   not split. It also hears of arrays that nothing reads, and of groups that are all frozen.
+   classes of amp_loss_desc, sd and transposed of amp_linear_desc. Zero these structs. amp_tokens,
+   amp_embedding, amp_position_embedding, amp_tied_linear, amp_attention, amp_rope,
+   amp_transformer_block, amp_to_positions, amp_to_image.
+   The logger hears of more that is no error.
    amp_group refuses a layer without parameters. amp_backward without seeds is an error in a model
    without a loss, and seeds with inf or NaN leave the loss scale alone.
    amp_generate continues a text.
@@ -21121,9 +21157,8 @@ AMP_DEF void amp_history_add(amp_history* h, const amp_step_info* info) {
        each epoch.
    (!) Updates of optimizers raise no floating-point exception. OpenMP's threads compute in the
        caller's floating-point environment.
-   Two layers of one name are refused by amp_model_finalize, no longer by amp_name. The logger hears
-   of int64 labels read as int32 and of inputs that look like height, width, channels. It also hears
-   of an evaluation whose loss is not finite. AMP_STATIC without AMP_IMPLEMENTATION is an error.
+   Two layers of one name are refused by amp_model_finalize, no longer by amp_name. AMP_STATIC
+   without AMP_IMPLEMENTATION is an error.
    New: amp_self_test, AMP_LOG_DEFAULT, mask_exceptions of amp_exec and amp_convert_desc,
    held_statistics of amp_step_info, held of amp_batch_norm_shape (zero the shape). A desc of a
    scaler may name .refill and .tolerance; presets fairseq and mindspore_cell, AMP_LIMIT_KEEP. A
@@ -21141,8 +21176,6 @@ AMP_DEF void amp_history_add(amp_history* h, const amp_step_info* info) {
        no powers of two move each scale as in its system. Apex's scale begins at max_scale at most.
    (!) AMP_STYLE_MINDSPORE is all of MindSpore's lists and its scaler; it was O1's cast back alone.
    (!) amp_scaler_may_step is 0 where it was negative.
-   (!) AMP_ACTIVATION_WORKSPACE is 262,208 bytes; with the 131,136 of 0.2.0's first days activations
-       are slower.
    (!) CPU results have other bits: every sum of a product goes up k.
    amp_gemm takes an amp_gemm_shape, whose .batch replaces amp_gemm_batched. amp_is_nan, amp_is_inf
    and amp_is_finite take an element of any type. Gone: .guard and .at_max_skips of a scaler's desc,

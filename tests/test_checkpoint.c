@@ -1632,6 +1632,106 @@ static void test_load_weights(void) {
     amp_model_destroy(before);
 }
 
+/* A dense layer and a block of GPT-2 on rows of 4 features; turned: files hold weights as [in, out]. */
+static amp_model* turned_model(int turned, int batch, amp_level level, amp_dtype low, int split) {
+    amp_model_desc d = model_desc(batch, level, low);
+    amp_linear_desc square = { 4, 0, AMP_INIT_TORCH, 0.0f, turned };
+    amp_transformer_desc block;
+    amp_model* m;
+    d.split_masters = split;
+    d.optimizer.kind = AMP_ADAMW;
+    d.allocator.alloc = failing_alloc;
+    d.allocator.free = failing_free;
+    memset(&block, 0, sizeof block);
+    block.heads = 2; block.hidden = 6; block.name = "h.0"; block.transposed = turned; block.sd = 0.3f;
+    m = new_model(&d);
+    amp_mse(m, amp_transformer_block(m, amp_linear_with(m, amp_input(m, 4, 1, 1), &square), &block));
+    CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
+    return m;
+}
+/* A step on rows of seed. */
+static void turn_once(amp_model* m, unsigned seed) {
+    float x[8], y[8];
+    amp_batch b;
+    int i;
+    for (i = 0; i < 8; i++) { x[i] = amp_random_normal(seed, (uint64_t)i); y[i] = amp_random_normal(seed + 1, (uint64_t)i); }
+    memset(&b, 0, sizeof b);
+    b.n = 2; b.inputs[0] = x; b.targets[0] = y;
+    CHECK(amp_train_step(m, &b, NULL) == AMP_OK);
+}
+/* Weights whose files are transposed, as of Hugging Face's Conv1D: a file holds weights and moments as [in, out], all of them;
+   loading has the bits of before; a model that does not say so refuses the file, also where all shapes agree. */
+static void test_transposed_weights(void) {
+    static const struct { const char* name; int out, in; } weights[] = {
+        { "linear1", 4, 4 }, { "h.0.attn.c_attn", 12, 4 }, { "h.0.attn.c_proj", 4, 4 }, { "h.0.mlp.c_fc", 6, 4 },
+        { "h.0.mlp.c_proj", 4, 6 } };
+    static const struct { amp_level level; amp_dtype low; int split; } kinds[] = {
+        { AMP_O0, AMP_F16, 0 }, { AMP_O2, AMP_F16, 0 }, { AMP_O3, AMP_F16, 0 }, { AMP_O2, AMP_BF16, 1 } };
+    const char* path = in_folder("turned.safetensors");
+    int kind, i, k, r, c, count;
+    for (kind = 0; kind < COUNT(kinds); kind++) {
+        const amp_dtype type = kinds[kind].level == AMP_O3 ? AMP_F16 : AMP_F32;
+        amp_model* m = turned_model(1, 2, kinds[kind].level, kinds[kind].low, kinds[kind].split);
+        amp_model* other = turned_model(1, 2, kinds[kind].level, kinds[kind].low, kinds[kind].split);
+        amp_model* straight = turned_model(0, 2, kinds[kind].level, kinds[kind].low, kinds[kind].split);
+        turn_once(m, 1);
+        turn_once(other, 3);
+        CHECK_MSG(amp_checkpoint_save(m, path) == AMP_OK, "%s", heard);
+        for (i = 0; i < COUNT(weights); i++)
+            for (k = 0; k < 3; k++) {       /* the weight and its moments */
+                char name[64], whole[64];
+                double file[72];
+                float memory[72];
+                amp_param* p;
+                amp_file_tensor t;
+                snprintf(whole, sizeof whole, "%s.weight", weights[i].name);
+                snprintf(name, sizeof name, "%s.weight%s", weights[i].name, k == 0 ? "" : k == 1 ? ".m" : ".v");
+                t = tensor(name, k ? AMP_F32 : type, file, 2, (size_t)weights[i].in, (size_t)weights[i].out, 0, 0);
+                CHECK_MSG(amp_file_load(path, &t, 1, NULL) == AMP_OK, "%s", name);
+                p = amp_model_find_param(m, whole);
+                CHECK(p && p->count == (size_t)weights[i].in * (size_t)weights[i].out);
+                if (k) memcpy(memory, k == 1 ? p->m : p->v, p->count * sizeof *memory);
+                else CHECK(amp_model_read_param(m, p, memory) == AMP_OK);
+                for (r = 0; r < weights[i].out; r++)
+                    for (c = 0; c < weights[i].in; c++) {
+                        const double want = (double)memory[r * weights[i].in + c];
+                        const double is = value_at(file, k ? AMP_F32 : type, (size_t)(c * weights[i].out + r));
+                        CHECK_MSG(memcmp(&want, &is, sizeof is) == 0, "%s [%d,%d]: %g, not %g", name, r, c, is, want);
+                    }
+            }
+        CHECK(!same_weights(m, other));
+        CHECK_MSG(amp_checkpoint_load(other, path) == AMP_OK && same_weights(m, other), "%s", heard);
+        turn_once(m, 5);
+        turn_once(other, 5);
+        CHECK(same_weights(m, other));                      /* moments too */
+        CHECK(amp_checkpoint_load(straight, path) == AMP_ERR_FORMAT);
+        CHECK(amp_checkpoint_load_weights(straight, path, &count) == AMP_ERR_FORMAT);
+        CHECK_MSG(strstr(heard, "'h.0.attn.c_attn.weight' has the shape [4,12] in the file, but [12,4] in the model"), "%s", heard);
+
+        for (k = 1; ; k++) {                                /* memory that fails */
+            amp_result result;
+            fail_at_call(k);
+            result = k % 2 ? amp_checkpoint_load(other, path) : amp_checkpoint_save(m, path);
+            if (alloc_calls < k) { CHECK(result == AMP_OK); break; }
+            CHECK(result == AMP_ERR_MEMORY && same_weights(m, other));
+        }
+        fail_at_call(0);
+        CHECK(k > 8);
+        amp_model_destroy(m); amp_model_destroy(other); amp_model_destroy(straight);
+    }
+    CHECK(alloc_live == 0 && alloc_wrong_frees == 0);
+
+    for (i = 0; i < 2; i++) {       /* square weights alone */
+        const amp_linear_desc square = { 4, 0, AMP_INIT_TORCH, 0.0f, i };
+        const amp_model_desc d = model_desc(2, AMP_O0, AMP_F16);
+        amp_model* m = new_model(&d);
+        amp_mse(m, amp_linear_with(m, amp_input(m, 4, 1, 1), &square));
+        CHECK(amp_model_finalize(m) == AMP_OK);
+        CHECK((i ? amp_checkpoint_load : amp_checkpoint_save)(m, path) == (i ? AMP_ERR_FORMAT : AMP_OK));
+        amp_model_destroy(m);
+    }
+}
+
 /* Other types are converted, other names are left alone; running statistics come too. */
 static void test_load_weights_types(void) {
     const char* path = in_folder("weights.safetensors");
@@ -2246,6 +2346,7 @@ int main(int argc, char** argv) {
     TEST(test_damaged_checkpoint);
     TEST(test_model_failures);
     TEST(test_load_weights);
+    TEST(test_transposed_weights);
     TEST(test_load_weights_types);
     TEST(test_load_weights_saturates);
     TEST(test_load_weights_of_module);

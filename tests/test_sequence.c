@@ -641,7 +641,7 @@ static void test_starts(void) {
         amp_model_desc d = model_desc(2, AMP_O0, AMP_F16);
         amp_model* m = new_model(&d);
         amp_embedding_desc e = { 200, 32, AMP_INIT_TORCH, 0.0f };
-        amp_linear_desc l = { 100, 0, AMP_INIT_TORCH, 0.0f };
+        amp_linear_desc l = { 100, 0, AMP_INIT_TORCH, 0.0f, 0 };
         amp_value x;
         e.init = l.init = cases[k].init; e.sd = l.sd = cases[k].sd;
         x = amp_embedding_with(m, amp_tokens(m, 64), &e);
@@ -1358,7 +1358,7 @@ static const struct { mistake make; amp_result code; const char* sentence; } mis
     { e_block_kind, AMP_ERR_DESC, "transformer_block: kind 2 does not exist" },
     { e_block_heads, AMP_ERR_DESC, "transformer_block after 'words': heads is 4, kv_heads 0, layers 0, of 6 features" },
     { e_block_layers, AMP_ERR_DESC, "transformer_block after 'words': heads is 2, kv_heads 0, layers -1, of 6 features" },
-    { e_block_dropout, AMP_ERR_DESC, "transformer_block after 'words': no_bias and dropout are for AMP_BLOCK_GPT2" },
+    { e_block_dropout, AMP_ERR_DESC, "transformer_block after 'words': no_bias, transposed and dropout are for AMP_BLOCK_GPT2" },
     { e_block_theta, AMP_ERR_DESC, "transformer_block after 'words': theta is for AMP_BLOCK_LLAMA" },
     { e_block_odd, AMP_ERR_SHAPE, "rope after 'linear1': rope: head_size is 3; it must be even, from 2 to 1024" },
     { e_block_kv, AMP_ERR_SHAPE, "attention after 'linear1': attention: 3 heads are not whole groups for 2 kv_heads" },

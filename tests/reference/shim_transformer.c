@@ -33,6 +33,7 @@ static amp_value shim_dense(shim_text* t, amp_value x, int out, int no_bias, con
     amp_linear_desc d;
     memset(&d, 0, sizeof d);
     d.out_features = out; d.no_bias = no_bias;
+    d.transposed = t->c.kind == SHIM_GPT2;      /* a Conv1D there */
     return shim_named(t, amp_linear_with(t->m, x, &d), format, block);
 }
 static amp_value shim_norm(shim_text* t, amp_value x, const char* format, int block) {
@@ -66,6 +67,7 @@ static amp_value shim_whole_block(shim_text* t, amp_value x, const char* format,
     d.heads = t->c.heads; d.kv_heads = t->c.kv_heads; d.window = t->c.window; d.hidden = t->c.hidden;
     d.eps = t->c.eps; d.theta = t->c.theta; d.name = name;
     d.layers = d.kind == AMP_BLOCK_GPT2 ? t->c.blocks : 0;
+    d.transposed = d.kind == AMP_BLOCK_GPT2;
     return amp_transformer_block(t->m, x, &d);
 }
 
