@@ -33,6 +33,16 @@ awk 'length > 79 { print FILENAME ": " $0; wide = 1 } END { exit wide }' build/l
     { echo "a line of a table is wider than the page gives it room"; exit 1; }
 [ "$(grep -c '<ol' $out/lessons/index.html)" -eq "$((2 * $(find examples/lessons -name '[01]*.c' | wc -l) + 1))" ] ||
     { echo "the page has other lists than exercises and answers of each lesson, and the capstone's"; exit 1; }
+# As the page runs them: the same table in WebAssembly, and another one with another number. Needs zig and Node.js.
+if command -v node > /dev/null && { command -v zig > /dev/null || ${PYTHON:-python3} -c 'import ziglang' 2> /dev/null; }; then
+    sh examples/lessons/web.sh $out/lessons/index.html $out > $out/web.txt || { cat $out/web.txt; exit 1; }
+    runs() { # runs LESSON [NAME=VALUE]
+        node -e 'const [file, ...args] = process.argv.slice(1), bytes = require("fs").readFileSync(file);
+            process.stdout.write(require("./examples/lessons/web.js")(bytes, args[0], args.slice(1)).out)' $out/web/lessons.wasm "$@"
+    }
+    runs 10 | cmp - build/lessons/10_blocks.txt || { echo "lesson 10 has another table in WebAssembly"; exit 1; }
+    runs 1 number=0.5 | grep -q '^E4M3.* 0\.500000  0\.00 %$' || { echo "lesson 1 does not take another number in WebAssembly"; exit 1; }
+fi
 # A student's copy of a lesson is graded as right, one with a gap as wrong, and nothing tracked is written.
 rm -rf $out/mine
 grade() { make -s "$@" N=2 SRC=$out/mine/02.c > $out/grade.txt 2>&1; }
