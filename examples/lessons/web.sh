@@ -60,7 +60,7 @@ sed '/^<\/main>/,$d' "$page" > "$out/page.html"
 const wasm = Uint8Array.from(atob(document.getElementById("wasm").textContent), c => c.charCodeAt(0));
 const source = URL.createObjectURL(new Blob([document.getElementById("worker").textContent]));
 // What the longer ones take on a processor of 2 GHz, in seconds.
-const seconds = { 3: 120, 4: 540, 6: 180, 7: 240, 11: 240, 12: 540 };
+const seconds = { 3: 90, 4: 290, 6: 145, 7: 125, 11: 130, 12: 240 };
 const number = /^static const (\w+) (\w+) = (\S+?)f?; +\/\* try (\S+) to (\S+) \*\/$/;
 const made = (tag, more) => Object.assign(document.createElement(tag), more);
 for (const section of document.querySelectorAll("section")) {
