@@ -1571,8 +1571,8 @@ typedef struct amp_loss_desc {
     const int32_t* ignored;      /* a label that does not count, of any value; NULL = none */
     const float* class_weights;  /* [K] */
     const amp_scaler_desc* scaler; /* NULL = the model's. A loss scale of this loss alone, as Apex's
-                                      loss_id: a backward pass and a finding of its own. All losses
-                                      have one, or none; FP32 gradients on the CPU. Copied */
+                                      loss_id: a backward pass and a finding of its own, which wait
+                                      for a GPU. All losses or none; FP32 gradients. Copied */
     int classes;      /* of softmax cross-entropy: logits from there on only fill up a vocabulary,
                          with no probability and a gradient of 0; 0 = all C logits are classes */
 } amp_loss_desc;
@@ -14500,7 +14500,8 @@ struct amp_model {
     ampi_allocation blocks[AMPI_BLOCK_COUNT];
     amp_param* params;            /* from here on what lies in them */
     amp_tensor* grad_list;        /* where each gradient lies; count is 0 while it is frozen */
-    float* loss_values;           /* behind them two flags: a gradient, the loss is not finite */
+    float* loss_values;           /* behind them two flags: a gradient, the loss is not finite; with
+                                     own_scalers a scale and its inverse, and means of gradients */
     unsigned char* held;          /* of all batch norms, see amp_batch_norm_shape, on the host */
     float* rows;                  /* logits on the host, see ampi_rows_at_once */
     int32_t* lengths;             /* [desc.batch] of a batch's samples, if an input is a sequence;
@@ -16342,7 +16343,8 @@ AMPI_FN void ampi_place_all(amp_model* m) {
     if (is_sequence)
         m->lengths = (int32_t*)ampi_block_take(m, AMPI_BLOCK_STEP,
             3 * (size_t)m->desc.batch * sizeof *m->lengths);
-    m->loss_values = ampi_floats_take(m, AMPI_BLOCK_STEP, (size_t)m->loss_count + 2);
+    m->loss_values = ampi_floats_take(m, AMPI_BLOCK_STEP, (size_t)m->loss_count + 2
+        + (m->own_scalers ? (size_t)m->param_count + 3 : 0));
     m->rows = ampi_floats_take(m, AMPI_BLOCK_HOST, rows);
     m->exec.workspace = ampi_block_take(m, AMPI_BLOCK_WORKSPACE, workspace);
     m->exec.workspace_size = workspace;
@@ -16381,8 +16383,6 @@ AMPI_FN amp_result ampi_check_loss_scalers(amp_model* m) {
     AMPI_REFUSE(m->own_scalers < m->loss_count || m->desc.scaler, AMP_ERR_DESC,
         "model: %d of %d losses have a scaler of their own; all need one, and the model none",
         m->own_scalers, m->loss_count);
-    AMPI_REFUSE(m->backend->asynchronous || m->backend->reaches, AMP_ERR_UNSUPPORTED,
-        "model: losses with a scaler of their own are for the CPU, not '%s'", m->backend->name);
     AMPI_REFUSE(ampi_dtype_or_f32(m->desc.grad_dtype) != AMP_F32, AMP_ERR_DTYPE,
         "model: losses with a scaler of their own need grad_dtype f32");
     AMPI_EACH_NODE(n)
@@ -16623,7 +16623,9 @@ AMP_DEF amp_result amp_model_sync_params(amp_model* m) {
 
 /* Reads the scaler and optimizer back from the backend, if steps ran since. */
 AMPI_FN amp_result ampi_refresh(amp_model* m) {
+    const amp_result limit = m->training.limit;
     amp_result r = m->stale ? ampi_run(training_read, &m->training) : AMP_OK;
+    if (m->own_scalers) m->training.limit = limit;  /* which theirs have reached */
     m->stale = 0;
     return r;
 }
@@ -18027,8 +18029,12 @@ AMPI_FN amp_result ampi_run_forward(amp_model* m) {
     m->saved = 1;
     AMPI_TRY(ampi_forward(m, m->last, 1 /* with losses */));
     if (m->loss_count == 0) return AMP_OK;
-    for (int i = 0; i < m->own_scalers; i++)  /* on the CPU: fixes the window's scale */
-        amp_scaler_scale_loss(&m->loss_scalers[i], m->loss_values[i]);
+    if (m->own_scalers) {  /* fixes the windows' scales */
+        float values[AMP_MAX_LOSSES];
+        AMPI_RUN(copy_out, values, m->loss_values, (size_t)m->loss_count * sizeof *values);
+        for (int i = 0; i < m->own_scalers; i++)
+            amp_scaler_scale_loss(&m->loss_scalers[i], values[i]);
+    }
     return ampi_run(training_losses, &m->training, m->loss_values, m->loss_count);
 }
 
@@ -18049,12 +18055,28 @@ AMPI_FN amp_result ampi_scan_gradients(amp_model* m, const amp_param* p, ampi_ch
     return AMP_OK;
 }
 
-/* Multiplies all weight gradients, FP32 on the CPU. */
-AMPI_FN void ampi_scale_gradients(amp_model* m, double factor) {
+/* Multiplies all weight gradients, FP32, by a number in the backend's memory. */
+AMPI_FN amp_result ampi_scale_gradients(amp_model* m, const float* factor) {
     for (const amp_tensor* t = m->grad_list; t < m->grad_list + m->param_count; t++) {
-        float* g = (float*)t->data;
-        for (size_t i = 0; i < t->count; i++) g[i] = (float)((double)g[i] * factor);
+        const amp_ref g = amp_f32((const float*)t->data);
+        if (t->count) AMPI_RUN(mul_forward, g, amp_f32(factor), g, t->count, t->count);
     }
+    return AMP_OK;
+}
+
+/* Are all weight gradients finite? Then, and only then, the mean of their means is. */
+AMPI_FN amp_result ampi_gradients_finite(amp_model* m, int* finite) {
+    float *means = m->loss_values + m->loss_count + 4, *next = means, mean;
+    for (const amp_tensor* t = m->grad_list; t < m->grad_list + m->param_count; t++) {
+        const amp_ref g = amp_f32((const float*)t->data);
+        if (!t->count) continue;
+        AMPI_RUN(mean_forward, g, g, next, t->count);
+        next++;
+    }
+    AMPI_RUN(mean_forward, amp_f32(means), amp_f32(means), next, (size_t)(next - means));
+    AMPI_RUN(copy_out, &mean, next, sizeof mean);
+    *finite = ampi_has_finite_bits(&mean);
+    return AMP_OK;
 }
 
 /* The backward pass of one loss with a scale of its own; what other passes have made is brought to
@@ -18062,11 +18084,14 @@ AMPI_FN void ampi_scale_gradients(amp_model* m, double factor) {
    know. */
 AMPI_FN amp_result ampi_backward_loss(amp_model* m, int i, const amp_seeds* seeds) {
     amp_scaler* s = &m->loss_scalers[i];
-    const float *scale = m->training.loss_scale, own = s->state.scale_in_use;
-    ampi_chunk found;
-    if (m->pass.accumulate) ampi_scale_gradients(m, (double)own);
+    const float *scale = m->training.loss_scale, found[2] = { 1.0f, 0.0f },
+        both[2] = { s->state.scale_in_use, s->state.inverse };
+    float *flags = m->loss_values + m->loss_count, *own = flags + 2;
+    int finite;
+    AMPI_RUN(copy_in, own, both, sizeof both);
+    if (m->pass.accumulate) AMPI_TRY(ampi_scale_gradients(m, own));
     m->pass.only = m->losses[i];
-    m->training.loss_scale = &s->state.scale_in_use;
+    m->training.loss_scale = own;
     amp_result r = ampi_load_seeds(m, seeds);
     if (r == AMP_OK) r = ampi_backward(m, 0 /* starts */);
     m->training.loss_scale = scale;
@@ -18075,14 +18100,13 @@ AMPI_FN amp_result ampi_backward_loss(amp_model* m, int i, const amp_seeds* seed
 
     m->pass.accumulate = AMP_ACCUMULATE_PARAMS;
     s->recorded = 1;
-    AMPI_TRY(ampi_scan_gradients(m, NULL, &found));
-    if (found.inf + found.nan > 0) {
-        if (!m->overflowed) m->overflowed = m->losses[i];
-        ampi_scaler_raise(s, 0);
-        ampi_scaler_raise(&m->training.scaler, 0);
-        memset(m->blocks[AMPI_BLOCK_GRADS].base, 0, m->blocks[AMPI_BLOCK_GRADS].bytes);
-    } else ampi_scale_gradients(m, 1.0 / (double)own);
-    return AMP_OK;
+    AMPI_TRY(ampi_gradients_finite(m, &finite));
+    if (finite) return ampi_scale_gradients(m, own + 1);
+    if (!m->overflowed) m->overflowed = m->losses[i];
+    ampi_scaler_raise(s, 0);
+    AMPI_RUN(copy_in, flags, found, sizeof found);
+    AMPI_RUN(training_agree, &m->training, flags);
+    return ampi_run(zero, m->blocks[AMPI_BLOCK_GRADS].base, m->blocks[AMPI_BLOCK_GRADS].bytes);
 }
 
 /* The backward pass, or one for each loss, the first with the seeds. starts: see ampi_backward. */
@@ -18098,6 +18122,7 @@ AMPI_FN amp_result ampi_run_backward(amp_model* m, const amp_seeds* seeds, int s
    is none of a scale's. */
 AMPI_FN amp_result ampi_update_loss_scalers(amp_model* m) {
     amp_result limit = AMP_OK;
+    if (m->own_scalers) AMPI_RUN(training_read, &m->training);
     for (int i = 0; i < m->own_scalers; i++) {
         amp_scaler* s = &m->loss_scalers[i];
         int found = s->state.found_inf != 0;
@@ -18136,7 +18161,7 @@ AMPI_FN amp_result ampi_replay_step(amp_model* m) {
     const uint64_t shape = (uint64_t)m->pass.samples * ((uint64_t)INT32_MAX + 1)
         + (uint64_t)m->pass.data.positions;
     amp_record mode = AMP_RECORD_OFF;
-    int by_sample = 0;
+    int by_sample = m->own_scalers;  /* they wait for each pass */
     for (int i = 0; i < m->loss_count; i++) by_sample |= ampi_is_by_sample(m, m->losses[i]);
     if (m->backend->record && !by_sample)
         AMPI_RUN(record, &m->training, (shape << 1 | (m->pass.has_lengths ? 1u : 0u)) << 2 | place,
@@ -21117,28 +21142,22 @@ AMP_DEF void amp_history_add(amp_history* h, const amp_step_info* info) {
    amp_conv2d(m, x, out_channels, kernel, stride, pad), amp_batch_norm(m, x), amp_mse(m, x).
    amp_maxpool2d, amp_avgpool2d, amp_global_avgpool2d are amp_max_pool2d, amp_avg_pool2d,
    amp_global_avg_pool2d; padding is pad in descs, .out of a linear desc is .out_features.
-   New: names of 127 bytes (amp_layer.name), gelu_tanh in the graph, gemm in amp_backend (before
-   linear_forward). Convolutions and pools have pad_end_h and pad_end_w: zero the shapes. The fields
-   of amp_backend are declared with AMP_BACKEND_API alone. amp_exec may name a workspace that grows.
-   A step has parts: amp_forward, amp_backward, amp_update, amp_discard. Operators of your own
-   (amp_custom), amp_mean as a loss, layers used again (amp_reuse), models for inference, scalers of
-   single losses. Groups with an optimizer of their own, RMSprop, split masters, moments in 16 bits,
-   amp_mixed, amp_map. operands of amp_exec, buckets of gradients (amp_comm's start and wait).
-   Layers: silu, hard_swish, leaky_relu, mul, upsample, conv_transpose2d, rms_norm, group_norm,
-   instance_norm; cross-entropy of [C,H,W] is no error.
+   New: names of 127 bytes (amp_layer.name), gelu_tanh in the graph. Convolutions and pools have
+   pad_end_h and pad_end_w: zero the shapes. The fields of amp_backend are declared with
+   AMP_BACKEND_API alone. amp_exec may name a workspace that grows.
+   Parts of a step (amp_forward to amp_discard), amp_custom, amp_mean, amp_reuse, amp_mixed,
+   amp_map, models for inference, scalers of single losses, groups with an optimizer, RMSprop, split
+   masters, moments in 16 bits, operands of amp_exec, amp_comm's start and wait, nine layers.
+   Cross-entropy of [C,H,W] is no error.
    m and v of amp_param are void*. Structs that grew at their ends: amp_loss_desc, amp_param,
    amp_param_group, amp_comm, amp_conv2d_desc, amp_conv2d_shape; amp_model_desc and
    amp_optimizer_desc have new fields within. A backend of your own needs the table's new entries.
-   Operators: amp_attention_*, amp_rope_*.
    Cross-entropy has ld and an ignored label; layer norm's backward pass needs no saved statistics.
-   Sequences: positions and lengths of amp_batch, amp_data, amp_input_desc, amp_layer, amp_custom;
-   classes of amp_loss_desc, sd and transposed of amp_linear_desc. Zero these structs. amp_tokens,
-   amp_embedding, amp_position_embedding, amp_tied_linear, amp_attention, amp_rope,
-   amp_transformer_block, amp_to_positions, amp_to_image.
-   The logger hears of more that is no error.
+   Sequences: amp_tokens to amp_generate; positions and lengths of amp_batch, amp_data,
+   amp_input_desc, amp_layer, amp_custom; classes of amp_loss_desc, sd and transposed of
+   amp_linear_desc. Zero these structs.
    amp_group refuses a layer without parameters. amp_backward without seeds is an error in a model
    without a loss, and seeds with inf or NaN leave the loss scale alone.
-   amp_generate continues a text.
    amp_cuda.cuh: operators on raw device pointers are entries of amp_cuda_backend()'s table:
    amp_cuda_linear_forward(...) is amp_cuda_backend()->linear_forward(...).
 
@@ -21153,33 +21172,22 @@ AMP_DEF void amp_history_add(amp_history* h, const amp_step_info* info) {
    (!) label_dtype without a cross-entropy is AMP_ERR_DTYPE: the labels were read as floats.
    (!) A model without a loss has no gradients and no moments, and its groups are frozen.
    (!) amp_fit tries best_path before its first step, undoes a step in which it fails, and copies
-       its data structs. With ranks it agrees on failures by one more sum at its start and after
-       each epoch.
+       its data structs.
    (!) Updates of optimizers raise no floating-point exception. OpenMP's threads compute in the
        caller's floating-point environment.
-   Two layers of one name are refused by amp_model_finalize, no longer by amp_name. AMP_STATIC
-   without AMP_IMPLEMENTATION is an error.
-   New: amp_self_test, AMP_LOG_DEFAULT, mask_exceptions of amp_exec and amp_convert_desc,
-   held_statistics of amp_step_info, held of amp_batch_norm_shape (zero the shape). A desc of a
-   scaler may name .refill and .tolerance; presets fairseq and mindspore_cell, AMP_LIMIT_KEEP. A
-   scaler's state has version 3; versions 1 and 2 are read.
-   amp_cuda.cuh: amp_cuda_scaler_check_loss refuses host memory, and each call the memory of another
-   device that it cannot reach.
+   Two layers of one name are refused by amp_model_finalize, no longer by amp_name.
+   New: amp_self_test, AMP_LOG_DEFAULT, mask_exceptions, held of amp_batch_norm_shape (zero the
+   shape). A scaler's state has version 3; versions 1 and 2 are read.
 
    Since 0.1.0
-   (!) init 0 is AMP_INIT_TORCH, for biases too; it was AMP_INIT_HE, with biases of 0.
-   (!) weight_decay 0 is none for ADAMW, too; it was 0.01.
-   (!) A group whose lr is AMP_ZERO has a rate of 0; .frozen = 1 is what freezes it.
-   (!) A loss of inf or NaN leaves the loss scale alone; it was reduced. max_unsound such windows in
-       a row are an error.
-   (!) The preset deepspeed is v0.17.1 and later; what it was is deepspeed_0_17_0. Factors that are
-       no powers of two move each scale as in its system. Apex's scale begins at max_scale at most.
-   (!) AMP_STYLE_MINDSPORE is all of MindSpore's lists and its scaler; it was O1's cast back alone.
-   (!) amp_scaler_may_step is 0 where it was negative.
+   (!) init 0 is AMP_INIT_TORCH, for biases too. weight_decay 0 is none for ADAMW, too. A group's lr
+       AMP_ZERO is a rate of 0; .frozen = 1 freezes it.
+   (!) A loss of inf or NaN leaves the loss scale alone; max_unsound such windows are an error.
+   (!) The preset deepspeed is v0.17.1 and later; what it was is deepspeed_0_17_0. Apex's scale
+       begins at max_scale at most. AMP_STYLE_MINDSPORE is all of MindSpore's lists and its scaler.
+   (!) amp_scaler_may_step is 0 where it was negative. AMP_ACTIVATION_WORKSPACE is 262,208 bytes.
    (!) CPU results have other bits: every sum of a product goes up k.
-   amp_gemm takes an amp_gemm_shape, whose .batch replaces amp_gemm_batched. amp_is_nan, amp_is_inf
-   and amp_is_finite take an element of any type. Gone: .guard and .at_max_skips of a scaler's desc,
-   .cast_model of a policy's. */
+   amp_gemm takes an amp_gemm_shape, with .batch. */
 
 /* >>license */
 /* MIT License. Copyright (c) 2026 the amp authors.

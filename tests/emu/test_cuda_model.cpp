@@ -1504,6 +1504,79 @@ static void test_reuse() {
     }
 }
 
+/* Two losses with a scaler each, and a layer that is frozen. */
+static float second_scale;
+static amp_scaler_limit second_at_min;
+static amp_value own_losses[2];
+static void build_own_scalers(amp_model* m) {
+    amp_scaler_desc scaler = {};
+    amp_loss_desc loss = {};
+    amp_value x = amp_relu(m, amp_linear(m, amp_input(m, 1, SIDE, SIDE), 20)), y = amp_linear(m, x, 20);
+    amp_group(m, y, 1);
+    loss.scaler = &scaler;
+    scaler.init_scale = 1024.0f;
+    scaler.growth_interval = 4;
+    own_losses[0] = amp_softmax_cross_entropy_with(m, amp_linear(m, amp_tanh(m, y), CLASSES), &loss);
+    scaler.init_scale = second_scale;
+    scaler.min_scale = second_scale / 2;
+    scaler.at_min = second_at_min;
+    own_losses[1] = amp_softmax_cross_entropy_with(m, amp_linear(m, x, CLASSES), &loss);
+}
+/* They train as on the CPU, scales and skipped steps included; what is no scale's fault moves none. */
+static void test_loss_scalers() {
+    static const float scales[] = { 256.0f, 1125899906842624.0f };
+    static const amp_level levels[] = { AMP_O0, AMP_O2 };
+    static const amp_param_group groups[2] = { { 0.0f, 0.0f, 0, NULL }, { 0.0f, 0.0f, 1, NULL } };
+    for (int kind = 0; kind < 4; kind++) {
+        amp_model_desc d = desc_of(levels[kind & 1], AMP_F16);
+        const bool overflows = kind == 3;
+        d.accumulate = 2;
+        d.optimizer.groups = groups;
+        d.optimizer.group_count = 2;
+        second_scale = scales[kind >> 1];
+        second_at_min = AMP_LIMIT_CLAMP;
+        amp_model *cpu = make(d, build_own_scalers, NULL), *gpu = make(d, build_own_scalers, amp_cuda_backend()),
+                  *graph = make(d, build_own_scalers, amp_cuda_backend(), 1);
+        if (!cpu || !gpu || !graph) return;
+        std::vector<float> start = weights(cpu);
+        for (amp_model* m : { cpu, gpu, graph }) run_steps(m, 12);
+        const double moved = distance(start, weights(cpu)), apart = distance(weights(gpu), weights(cpu));
+        CHECK_MSG(overflows ? moved == 0.0 : moved > 0.01, "%d: moved %g", kind, moved);
+        CHECK_MSG(apart <= 2 * part_of(d.precision.level, AMP_F16) * moved, "%d: moved %g, apart %g", kind, moved, apart);
+        CHECK(state_of(gpu) == state_of(graph));
+        for (amp_value loss : own_losses)
+            CHECK(!memcmp(&amp_model_loss_scaler(cpu, loss)->state, &amp_model_loss_scaler(gpu, loss)->state,
+                          sizeof(amp_scaler_state)));
+        CHECK(amp_model_loss_scaler(gpu, own_losses[0])->state.scale == 2048.0f);
+
+        amp_step_info info;
+        amp_batch b = batch_of(0, 8);
+        CHECK(amp_train_step(gpu, &b, NULL) == AMP_OK && amp_train_step(gpu, &b, &info) == AMP_OK);
+        CHECK_MSG((info.outcome == AMP_STEP_SKIPPED_OVERFLOW) == overflows, "%s", info.message);
+        CHECK_MSG(!overflows || strstr(info.message, "is not finite with its loss scale"), "%s", info.message);
+        std::vector<float> bad((const float*)b.inputs[0], (const float*)b.inputs[0] + 8 * SIDE * SIDE);
+        const float before = amp_model_loss_scaler(gpu, own_losses[0])->state.scale;
+        bad[5] = NAN;
+        b.inputs[0] = bad.data();
+        CHECK(amp_train_step(gpu, &b, NULL) == AMP_OK && amp_train_step(gpu, &b, &info) == AMP_OK);
+        CHECK(info.outcome == AMP_STEP_SKIPPED_MODEL);
+        CHECK(amp_model_loss_scaler(gpu, own_losses[0])->state.scale == before);
+        for (amp_model* m : { cpu, gpu, graph }) amp_model_destroy(m);
+    }
+
+    amp_model_desc d = desc_of(AMP_O2, AMP_F16);        /* a limit of such a scale is an error, once it is reached */
+    amp_step_info info;
+    amp_batch b = batch_of(0, 8);
+    d.optimizer.groups = groups;
+    d.optimizer.group_count = 2;
+    second_at_min = AMP_LIMIT_ERROR;
+    amp_model* m = make(d, build_own_scalers, amp_cuda_backend());
+    if (!m) return;
+    CHECK(amp_train_step(m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_SKIPPED_OVERFLOW);
+    CHECK(amp_train_step(m, &b, &info) == AMP_ERR_OVERFLOW && info.outcome == AMP_STEP_SKIPPED_OVERFLOW);
+    amp_model_destroy(m);
+}
+
 /* --- ranks ---------------------------------------------------------------------------------------------------------- */
 
 struct Ranks {
@@ -1688,21 +1761,6 @@ static void test_host_memory() {
     amp_model_destroy(m);
 }
 
-/* Scalers of single losses are the CPU's: between passes the host rescales gradients. */
-static void test_loss_scalers_are_refused() {
-    amp_model_desc d = desc_of(AMP_O2, AMP_F16);
-    amp_scaler_desc scaler = {};
-    amp_loss_desc loss = {};
-    amp_model* m = NULL;
-    d.backend = amp_cuda_backend();
-    loss.scaler = &scaler;
-    CHECK(amp_model_create(&m, &d) == AMP_OK);
-    amp_softmax_cross_entropy_with(m, amp_linear(m, amp_input(m, 1, SIDE, SIDE), CLASSES), &loss);
-    CHECK(amp_model_finalize(m) == AMP_ERR_UNSUPPORTED);
-    CHECK_MSG(strstr(heard, "losses with a scaler of their own are for the CPU, not 'cuda'"), "%s", heard);
-    amp_model_destroy(m);
-}
-
 static void test_bad_desc() {
     amp_model_desc d = desc_of(AMP_O1, AMP_F16);
     amp_cuda_desc own = {};
@@ -1828,10 +1886,10 @@ int main(int argc, char** argv) {
     TEST(test_custom_fails);
     TEST(test_reuse);
     TEST(test_sequences);
+    TEST(test_loss_scalers);
     TEST(test_ranks);
     TEST(test_overlapped_sums);
     TEST(test_host_memory);
-    TEST(test_loss_scalers_are_refused);
     TEST(test_bad_desc);
     if (emulated) {
         TEST(test_no_device);
