@@ -9187,7 +9187,8 @@ AMPI_HD AMPI_INLINE float ampi_slope_gelu(int hw, float dy, float x) {
 AMPI_HD AMPI_INLINE float ampi_slope_gated(int hw, float dy, float x, float z, float slope) {
     /* the smaller of s and 1-s: s*(1-s) is accurate */
     float e = ampi_exp(hw, -ampi_abs(z)), tail = e / (1.0f + e);
-    return dy * ampi_fma(hw, x * (tail * (1.0f - tail)), slope,
+    /* Where the slope is 1, compilers would contract a product with the sum. */
+    return dy * ampi_fma(hw, ampi_fma(hw, x, tail * (1.0f - tail), 0.0f), slope,
         ampi_select(ampi_mask((int)(ampi_bits(z) >> 31)), tail, 1.0f - tail));
 }
 
@@ -19593,8 +19594,7 @@ AMPI_FN amp_result ampi_file_turn(const ampi_file* f, char* data, size_t rows, s
     return AMP_OK;
 }
 
-/* Writes the elements of tensor i, little-endian, chunk by chunk, and takes their CRC-32. One that
-   is turned is a chunk. */
+/* Writes the elements of tensor i, little-endian, chunk by chunk, and takes their CRC-32. */
 AMPI_FN amp_result ampi_put_data(ampi_file* f, int i) {
     const amp_file_tensor* t = &f->tensors[i];
     const size_t size = ampi_type_size(t->tensor.dtype), bytes = t->tensor.count * size;
@@ -21152,7 +21152,7 @@ AMP_DEF void amp_history_add(amp_history* h, const amp_step_info* info) {
    m and v of amp_param are void*. Structs that grew at their ends: amp_loss_desc, amp_param,
    amp_param_group, amp_comm, amp_conv2d_desc, amp_conv2d_shape; amp_model_desc and
    amp_optimizer_desc have new fields within. A backend of your own needs the table's new entries.
-   Cross-entropy has ld and an ignored label; layer norm's backward pass needs no saved statistics.
+   Cross-entropy has ld and an ignored label; layer norm's backward needs no saved statistics.
    Sequences: amp_tokens to amp_generate; positions and lengths of amp_batch, amp_data,
    amp_input_desc, amp_layer, amp_custom; classes of amp_loss_desc, sd and transposed of
    amp_linear_desc. Zero these structs.
