@@ -1,6 +1,7 @@
 /* bits.c - training whose result must be the same bits everywhere: prints one hash over the losses, scaler states,
    weights and moments of ten steps at O0, O1 and O2, in FP16 and BF16, with SGD-momentum and AdamW, and of two steps
-   of a network that is wide enough for OpenMP to use its threads. The network has a layer of every kind.
+   of a network that is wide enough for OpenMP to use its threads. The network has a layer of every kind. Then ten steps of
+   a small GPT, a block like examples/gpt.c's and one like Llama's, on a text that is made up, and letters that it writes.
    See test_bits.sh for where it is run. */
 #include "../amp.h"
 #include <stdio.h>
@@ -10,6 +11,7 @@
 #endif
 
 enum { SIDE = 20, BATCH = 12, STEPS = 10, WIDE_BATCH = 48, WIDE_STEPS = 2 };
+enum { TEXTS = 4, T = 16, LETTERS = 27, WIDTH = 32, WRITTEN = 24 };
 
 /* FNV-1a on bytes, in an order that does not depend on the machine's. */
 static uint64_t hash_bits(uint64_t h, uint32_t bits) {
@@ -57,6 +59,79 @@ static void build(amp_model* m, int hidden) {
     amp_softmax_cross_entropy(m, linear(m, x, 10));
 }
 
+static void build_text(amp_model* m, amp_value* logits) {
+    amp_transformer_desc block;
+    amp_value letters = amp_embedding(m, amp_tokens(m, T), LETTERS, WIDTH), x = amp_position_embedding(m, letters);
+    memset(&block, 0, sizeof block);
+    block.heads = 4;
+    block.dropout = 0.1f;
+    x = amp_transformer_block(m, x, &block);
+    memset(&block, 0, sizeof block);
+    block.kind = AMP_BLOCK_LLAMA;
+    block.heads = 4;
+    block.kv_heads = 2;
+    block.hidden = 48;
+    x = amp_transformer_block(m, x, &block);
+    *logits = amp_tied_linear(m, amp_rms_norm(m, x), letters);
+    amp_softmax_cross_entropy(m, *logits);
+}
+
+/* Masters and moments. */
+static uint64_t hash_params(uint64_t h, amp_model* m) {
+    int i, count;
+    const amp_param* p = amp_model_params(m, &count);
+    for (i = 0; i < count; i++) {
+        h = hash_floats(h, p[i].master, p[i].count);
+        h = hash_floats(h, p[i].m, p[i].count);
+        h = hash_floats(h, p[i].v, p[i].count);
+    }
+    return h;
+}
+
+/* Each second step has texts that end early. */
+static int run_text(uint64_t* h, amp_level level, amp_dtype low) {
+    static const int32_t lengths[TEXTS] = { T, 5, 11, T };
+    int32_t text[TEXTS * T + 1], written[WRITTEN];
+    amp_model_desc d;
+    amp_generate_desc how;
+    amp_model* m;
+    amp_value logits;
+    amp_batch b;
+    amp_step_info info;
+    int i, k;
+    memset(&d, 0, sizeof d);
+    memset(&how, 0, sizeof how);
+    memset(&b, 0, sizeof b);
+    d.batch = TEXTS;
+    d.seed = 7;
+    d.precision.level = level;
+    d.precision.low_dtype = low;
+    d.optimizer.kind = AMP_ADAMW;
+    d.optimizer.lr = 0.004f;
+    d.optimizer.clip_norm = 1.0f;
+    d.logger.log = amp_log_stderr;
+    if (amp_model_create(&m, &d) != AMP_OK) return 0;
+    build_text(m, &logits);
+    if (amp_model_finalize(m) != AMP_OK) return 0;
+    b.n = TEXTS;
+    b.inputs[0] = text;
+    b.targets[0] = text + 1;
+    for (k = 0; k < STEPS; k++) {
+        for (text[0] = k, i = 1; i <= TEXTS * T; i++)
+            text[i] = (text[i - 1] * 5 + (int32_t)(amp_random_bits(13, (uint64_t)(k * TEXTS * T + i)) % 3u)) % LETTERS;
+        b.lengths = k % 2 ? lengths : NULL;
+        if (amp_train_step(m, &b, &info) != AMP_OK) return 0;
+        *h = hash_floats(*h, &info.loss, 1);
+        *h = hash_floats(*h, &info.scale_after, 1);
+    }
+    *h = hash_params(*h, m);
+    how.seed = 5;
+    if (amp_generate(m, logits, text, 3, written, WRITTEN, &how) != AMP_OK) return 0;
+    for (i = 0; i < WRITTEN; i++) *h = hash_bits(*h, (uint32_t)written[i]);
+    amp_model_destroy(m);
+    return 1;
+}
+
 static int run(uint64_t* h, amp_level level, amp_dtype low, amp_optimizer_kind kind, int wide) {
     static float x[WIDE_BATCH * SIDE * SIDE], one_hot[WIDE_BATCH * 10];
     static int32_t labels[WIDE_BATCH];
@@ -66,8 +141,7 @@ static int run(uint64_t* h, amp_level level, amp_dtype low, amp_optimizer_kind k
     amp_model* m;
     amp_batch b;
     amp_step_info info;
-    amp_param* p;
-    int i, k, count;
+    int i, k;
     memset(&d, 0, sizeof d);
     memset(&sd, 0, sizeof sd);
     memset(&b, 0, sizeof b);
@@ -103,20 +177,16 @@ static int run(uint64_t* h, amp_level level, amp_dtype low, amp_optimizer_kind k
         *h = hash_floats(*h, &info.scale_after, 1);
         *h = hash_bits(*h, (uint32_t)info.step);
     }
-    p = amp_model_params(m, &count);
-    for (i = 0; i < count; i++) {
-        *h = hash_floats(*h, p[i].master, p[i].count);
-        *h = hash_floats(*h, p[i].m, p[i].count);
-        *h = hash_floats(*h, p[i].v, p[i].count);
-    }
+    *h = hash_params(*h, m);
     amp_model_destroy(m);
     return 1;
 }
 
 /* One line for people, and its hash into that of the whole. */
-static int line(uint64_t* all, const char* name, amp_level level, amp_dtype low, amp_optimizer_kind kind, int wide) {
+enum { SMALL, WIDE, TEXT };
+static int line(uint64_t* all, const char* name, amp_level level, amp_dtype low, amp_optimizer_kind kind, int what) {
     uint64_t h = 1469598103934665603u;
-    if (!run(&h, level, low, kind, wide)) return 0;
+    if (!(what == TEXT ? run_text(&h, level, low) : run(&h, level, low, kind, what == WIDE))) return 0;
     printf("%-4s %s %-4s %-5s %08lx%08lx\n", name, amp_level_name(level), level == AMP_O0 ? "f32" : amp_dtype_name(low),
            kind == AMP_SGD ? "sgd" : "adamw", (unsigned long)(h >> 32), (unsigned long)(h & 0xffffffffu));
     *all = hash_bits(hash_bits(*all, (uint32_t)(h >> 32)), (uint32_t)h);
@@ -130,8 +200,10 @@ int main(void) {
     int i, k, threads = 1;
     for (i = 0; i < 5; i++)
         for (k = 0; k < 2; k++)
-            if (!line(&all, "", levels[i], types[i], k ? AMP_ADAMW : AMP_SGD, 0)) return 1;
-    if (!line(&all, "wide", AMP_O1, AMP_F16, AMP_ADAMW, 1)) return 1;
+            if (!line(&all, "", levels[i], types[i], k ? AMP_ADAMW : AMP_SGD, SMALL)) return 1;
+    if (!line(&all, "wide", AMP_O1, AMP_F16, AMP_ADAMW, WIDE)) return 1;
+    for (i = 0; i < 5; i += 2)      /* O0, and O2 in both types */
+        if (!line(&all, "text", levels[i], types[i], AMP_ADAMW, TEXT)) return 1;
 #ifdef _OPENMP
     threads = omp_get_max_threads();
 #endif
