@@ -3987,6 +3987,13 @@ typedef enum ampi_cuda_conv2d_part { AMPI_CONV2D_Y, AMPI_CONV2D_DX,
 /* Indices have 32 bits: no tensor has 2^31 elements. */
 enum { AMPI_CUDA_DIRECT_OUTPUTS = 8, AMPI_CUDA_DIRECT_LOADS = 8 };
 
+/* Row i of y meets row t / by - lift of x at kernel row a, t = i*mul + base + a*step, if `by`
+   divides t; columns likewise. */
+typedef struct ampi_cuda_direct_side {
+    uint32_t mul, base, step, lift;
+    ampi_cuda_divisor by;
+} ampi_cuda_direct_side;
+
 typedef struct ampi_cuda_direct {
     const void *x, *w;                            /* for dw, w is dy */
     void *bias, *y;
@@ -4009,6 +4016,10 @@ typedef struct ampi_cuda_direct {
     uint32_t jobs, splits, shares;                /* of dw */
     int relu, add;                                /* add: to what y holds */
     float* sums;
+
+    /* of groups; channels and outputs are those of one */
+    uint32_t groups;
+    ampi_cuda_direct_side side_h, side_w;
 } ampi_cuda_direct;
 
 /* Its first image and row, and how many there are. */
@@ -4028,6 +4039,8 @@ AMPI_D ampi_cuda_direct_tile ampi_d_direct_tile(const ampi_cuda_direct& d, uint3
 AMPI_D float ampi_d_direct_widen(uint16_t v, amp_dtype t) {
     return t == AMP_F16 ? ampi_ptx_f32_from_f16(v) : ampi_float((uint32_t)v << 16);
 }
+
+AMPI_D float ampi_d_direct_widen(float v, amp_dtype) { return v; }
 
 /* Channels [c, c + count) of what tile t sees of x, in FP32, to shared memory: rows of d.tile_width
    elements, d.tile_height to an image, d.images to a channel; zeros stand for padding, images
@@ -4314,7 +4327,7 @@ AMPI_FN ampi_cuda_direct ampi_cuda_direct_of(const ampi_conv2d_sizes* c, const a
         ampi_cuda_conv2d_part part) {
     const amp_conv2d_shape* z = &c->s;
     const int transposed = part == AMPI_CONV2D_DX;
-    const uint32_t area = (uint32_t)c->area, along = (uint32_t)z->channels * area;
+    const uint32_t area = (uint32_t)c->area, along = (uint32_t)c->cg * area;
     ampi_cuda_direct d;
     AMPI_CLEAR(d);
 
@@ -4323,8 +4336,8 @@ AMPI_FN ampi_cuda_direct ampi_cuda_direct_of(const ampi_conv2d_sizes* c, const a
     d.add = s->c.beta != 0.0f;
 
     d.n = (uint32_t)z->n;
-    d.channels = (uint32_t)(transposed ? z->out_channels : z->channels);
-    d.outputs = (uint32_t)(transposed ? z->channels : z->out_channels);
+    d.channels = (uint32_t)(transposed ? c->og : c->cg);
+    d.outputs = (uint32_t)(transposed ? c->cg : c->og);
     d.height = (uint32_t)(transposed ? c->out_h : z->height);
     d.width = (uint32_t)(transposed ? c->out_w : z->width);
     d.rows = (uint32_t)(transposed ? z->height : c->out_h);
@@ -4529,6 +4542,200 @@ AMPI_FN int ampi_cuda_try_direct(const amp_exec* exec, const char* op, const amp
                                   : ampi_cuda_direct_launch(exec, op, &d, r);
 }
 
+/* --- groups of few channels, direct sums --- */
+
+/* A group of few channels, as of a depthwise convolution, fills no tile of a product. A thread sums
+   four pixels below each other, over (c, a, b) ascending as a product does. dx is the y of dy here
+   too, for any stride: where a pixel meets none of dy at some (a, b), nothing is added. */
+enum { AMPI_CUDA_GROUPED_ROWS = 4, AMPI_CUDA_GROUPED_CHANNELS = 4,
+       AMPI_CUDA_GROUPED_BLOCKS = 2048, AMPI_CUDA_GROUPED_PIXELS = 2048 };
+
+/* The row (column) of x that row i of y meets at row a of the kernel; if there is none in the image
+   a number beyond the last. *met: is there a product? */
+AMPI_D uint32_t ampi_d_grouped_meet(const ampi_cuda_direct_side& s, uint32_t i, uint32_t a,
+        int* met) {
+    const uint32_t t = i * s.mul + s.base + a * s.step, q = ampi_d_divide(t, s.by);
+    *met = q * s.by.d == t;
+    return q - s.lift;
+}
+
+/* sum[p] += what pixel (row + p, j) of y sees of one channel. K: the kernel's side, 0 = any. */
+template <typename T, int K>
+AMPI_D void ampi_d_grouped_add(float (&sum)[AMPI_CUDA_GROUPED_ROWS], const ampi_cuda_direct& d,
+        const T* x, const T* w, uint32_t row, uint32_t j) {
+    const uint32_t kernel_h = K ? K : d.kernel_h, kernel_w = K ? K : d.kernel_w;
+    for (uint32_t a = 0; a < kernel_h; a++) {
+        uint32_t y[AMPI_CUDA_GROUPED_ROWS];
+        int met[AMPI_CUDA_GROUPED_ROWS], column;
+        AMPI_D_UNROLL
+        for (uint32_t p = 0; p < AMPI_CUDA_GROUPED_ROWS; p++)
+            y[p] = ampi_d_grouped_meet(d.side_h, row + p, a, &met[p]);
+        for (uint32_t b = 0; b < kernel_w; b++) {
+            const uint32_t at = ampi_d_grouped_meet(d.side_w, j, b, &column);
+            const float by = ampi_d_direct_widen(w[a * kernel_w + b], d.dtype);
+            T v[AMPI_CUDA_GROUPED_ROWS];
+            AMPI_D_UNROLL
+            for (uint32_t p = 0; p < AMPI_CUDA_GROUPED_ROWS; p++)
+                v[p] = y[p] < d.height && at < d.width ? x[y[p] * d.width + at] : (T)0;
+            AMPI_D_UNROLL
+            for (uint32_t p = 0; p < AMPI_CUDA_GROUPED_ROWS; p++)
+                if (met[p] && column)
+                    sum[p] = ampi_fma(1, ampi_d_direct_widen(v[p], d.dtype), by, sum[p]);
+        }
+    }
+}
+
+/* y, or dx, of groups of few channels. */
+template <typename T, int K>
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_grouped(ampi_cuda_direct d) {
+    ampi_ptx_grid_wait();
+
+    /* plane, four rows and column of y; the plane's image, group and output of it */
+    const ampi_cuda_digits at = ampi_d_digits_of(blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x,
+        (d.rows - 1) / AMPI_CUDA_GROUPED_ROWS + 1, d.cols);
+    const ampi_cuda_digits plane = ampi_d_digits_of(at.high, d.groups, d.outputs);
+    const uint32_t row = at.middle * AMPI_CUDA_GROUPED_ROWS, pixels = d.height * d.width;
+    const T* x = (const T*)d.x
+        + (size_t)(plane.high * d.groups + plane.middle) * d.channels * pixels;
+    const T* w = (const T*)d.w + plane.low * d.out_step
+        + plane.middle * d.channels * d.outputs * d.kernel_h * d.kernel_w;
+    float sum[AMPI_CUDA_GROUPED_ROWS] = {};
+    if (plane.high >= d.n) return;
+    for (uint32_t c = 0; c < d.channels; c++, x += pixels, w += d.channel_step)
+        ampi_d_grouped_add<T, K>(sum, d, x, w, row, at.low);
+
+    const amp_ref y = { d.y, d.y_dtype }, bias = { d.bias, d.bias_dtype };
+    AMPI_D_UNROLL
+    for (uint32_t p = 0; p < AMPI_CUDA_GROUPED_ROWS && row + p < d.rows; p++) {
+        const size_t i = ((size_t)at.high * d.rows + row + p) * d.cols + at.low;
+        if (d.bias)
+            sum[p] = __fadd_rn(sum[p], ampi_d_load(bias, plane.middle * d.outputs + plane.low));
+        if (d.add) sum[p] = __fadd_rn(ampi_d_load(y, i), sum[p]);
+        ampi_d_store(y, i, ampi_clean_nan(d.relu ? ampi_act_relu(1, sum[p]) : sum[p]));
+    }
+}
+
+/* dw[o,c,a,b] = sum over images and pixels of dy * x. A block has all weights of a K x K kernel, or
+   one of another kernel (K = 1), and a share of the pixels. Its threads' sums are added in a fixed
+   order, and then the shares' as those of a bias are (ampi_k_bias_columns). */
+template <int K>
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_grouped_dw(ampi_cuda_direct d) {
+    ampi_ptx_grid_wait();
+    AMPI_SHARED(double, shared);
+    const uint32_t tiles = K == 1 ? d.kernel_h * d.kernel_w : 1, first = blockIdx.x % tiles;
+    const uint32_t o = blockIdx.x / tiles / d.channels,
+        c = o / d.outputs * d.channels + blockIdx.x / tiles % d.channels;
+    const uint64_t pixels = (uint64_t)d.n * d.rows * d.cols;
+    const uint32_t end = (uint32_t)(pixels * (blockIdx.y + 1) / gridDim.y);
+    uint32_t q = (uint32_t)(pixels * blockIdx.y / gridDim.y) + threadIdx.x;
+    const ampi_cuda_digits step = ampi_d_digits_of(AMPI_CUDA_BLOCK, d.rows, d.cols);
+    ampi_cuda_digits at = ampi_d_digits_of(q, d.rows, d.cols);  /* image, row, column */
+    float sum[K * K] = {};
+    for (; q < end; q += AMPI_CUDA_BLOCK) {
+        const uint16_t* x = (const uint16_t*)d.x
+            + (size_t)(at.high * d.groups * d.channels + c) * d.height * d.width;
+        const uint16_t dy = ((const uint16_t*)d.w)[((size_t)(at.high * d.groups * d.outputs + o)
+            * d.rows + at.middle) * d.cols + at.low];
+        uint16_t v[K * K];
+        AMPI_D_UNROLL
+        for (uint32_t k = 0; k < K * K; k++) {
+            const uint32_t width = K == 1 ? d.kernel_w : (uint32_t)K;
+            int met;
+            const uint32_t row = ampi_d_grouped_meet(d.side_h, at.middle, (first + k) / width,
+                &met), column = ampi_d_grouped_meet(d.side_w, at.low, (first + k) % width, &met);
+            v[k] = row < d.height && column < d.width ? x[row * d.width + column] : (uint16_t)0;
+        }
+        AMPI_D_UNROLL
+        for (int k = 0; k < K * K; k++)
+            sum[k] = ampi_fma(1, ampi_d_direct_widen(v[k], d.dtype),
+                ampi_d_direct_widen(dy, d.dtype), sum[k]);
+        ampi_d_step(at, step, d.rows, d.cols);
+    }
+
+    float* sums = d.sums + ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * (K * K);
+    AMPI_D_UNROLL
+    for (int k = 0; k < K * K; k++) {
+        double v[1] = { (double)sum[k] };
+        ampi_d_group_sum<AMPI_CUDA_BLOCK>(v, shared);
+        if (threadIdx.x == 0) sums[k] = (float)v[0];
+    }
+}
+
+/* --- groups of few channels, which, and how --- */
+
+/* Four rows of a group are a sixteenth of a tile, and Tensor Cores about as many times as fast. */
+AMPI_FN int ampi_cuda_grouped_fits(const ampi_conv2d_sizes* c) {
+    return c->s.groups > 1 && ampi_max_size(c->cg, c->og) <= AMPI_CUDA_GROUPED_CHANNELS
+        && c->x_count <= INT32_MAX && c->y_count <= INT32_MAX;
+}
+
+/* A side of a part; for dx of dy's pixels `stride` apart. base keeps numbers positive. */
+AMPI_FN ampi_cuda_direct_side ampi_cuda_direct_side_of(uint32_t kernel, int stride, int pad,
+        int dilation, int transposed) {
+    const uint32_t by = (uint32_t)stride, step = (uint32_t)dilation,
+        lift = (kernel - 1) * step / by + 1;
+    const ampi_cuda_direct_side x = { by, 0, step, (uint32_t)pad, ampi_cuda_divisor_of(1) },
+        dy = { 1, (uint32_t)pad + lift * by, 0u - step, lift, ampi_cuda_divisor_of(by) };
+    return transposed ? dy : x;
+}
+
+/* The grid of dw: blocks beside each other for all weights, and below for shares of the pixels, as
+   the shape alone tells. *k: a kernel's side. */
+AMPI_FN dim3 ampi_cuda_grouped_grid(const ampi_conv2d_sizes* c, int* k) {
+    *k = c->s.kernel_h == 3 && c->s.kernel_w == 3 ? 3 : 1;
+    const size_t tiles = c->w_count / (size_t)(*k * *k);
+    const size_t pixels = (size_t)c->s.n * c->out_pixels;
+    return dim3((unsigned)tiles, (unsigned)ampi_max_size(ampi_min_size(AMPI_CUDA_GROUPED_BLOCKS
+        / tiles, pixels / AMPI_CUDA_GROUPED_PIXELS), 1));
+}
+
+/* Bytes of workspace with which dw is summed directly; 0 if it is not. */
+AMPI_FN size_t ampi_cuda_grouped_workspace(const ampi_conv2d_sizes* c) {
+    int k;
+    return ampi_cuda_grouped_fits(c)
+        ? ampi_cuda_grouped_grid(c, &k).y * c->w_count * sizeof(float) + 16 : 0;
+}
+
+/* dw in two launches; 0 without the workspace. */
+AMPI_FN int ampi_cuda_grouped_launch_dw(const amp_exec* exec, const char* op,
+        const ampi_conv2d_sizes* c, ampi_cuda_direct* d, amp_result* r) {
+    int k;
+    const dim3 grid = ampi_cuda_grouped_grid(c, &k);
+    d->sums = (float*)ampi_cuda_scratch(exec, grid.y * c->w_count * sizeof(float));
+    if (!d->sums) return 0;
+    *r = ampi_cuda_launch(exec, op, k == 3 ? ampi_k_grouped_dw<3> : ampi_k_grouped_dw<1>, grid,
+        AMPI_CUDA_BLOCK, AMPI_CUDA_BLOCK / 32 * sizeof(double), *d);
+    if (*r == AMP_OK)
+        *r = ampi_cuda_bias_grad(exec, op, amp_f32(d->sums), amp_ref_of(d->y, d->y_dtype), d->add,
+            grid.y, c->w_count, 1);
+    return 1;
+}
+
+/* Returns 0 where the part is left to products: where types are mixed; dw of what Tensor Cores do
+   not take, whose sums are in the CPU's order. */
+AMPI_FN int ampi_cuda_try_grouped(const amp_exec* exec, const char* op, const ampi_conv2d_sizes* c,
+        const ampi_product* s, ampi_cuda_conv2d_part part, int relu, amp_result* r) {
+    if (!ampi_cuda_grouped_fits(c) || s->a.dtype != s->b.dtype) return 0;
+    ampi_cuda_direct d = ampi_cuda_direct_of(c, s, part);
+    d.relu = relu;
+    d.groups = (uint32_t)c->s.groups;
+    d.side_h = ampi_cuda_direct_side_of(d.kernel_h, d.stride_h, c->s.pad_h, d.dilation_h,
+        d.mirrored);
+    d.side_w = ampi_cuda_direct_side_of(d.kernel_w, d.stride_w, c->s.pad_w, d.dilation_w,
+        d.mirrored);
+    if (part == AMPI_CONV2D_DW)
+        return ampi_cuda_on_tensor_cores(d.dtype, d.dtype)
+            && ampi_cuda_grouped_launch_dw(exec, op, c, &d, r);
+    const int wide = d.dtype == AMP_F32, three = d.kernel_h == 3 && d.kernel_w == 3;
+    const size_t threads = (size_t)d.n * d.groups * d.outputs * d.cols
+        * ampi_cuda_parts(d.rows, AMPI_CUDA_GROUPED_ROWS);
+    *r = ampi_cuda_launch(exec, op, wide
+        ? (three ? ampi_k_grouped<float, 3> : ampi_k_grouped<float, 0>)
+        : (three ? ampi_k_grouped<uint16_t, 3> : ampi_k_grouped<uint16_t, 0>),
+        (unsigned)ampi_cuda_parts(threads, AMPI_CUDA_BLOCK), AMPI_CUDA_BLOCK, 0, d);
+    return 1;
+}
+
 /* --- the three products --- */
 
 /* One part of a convolution, summed directly where that fits, else by products of its groups. */
@@ -4538,6 +4745,8 @@ AMPI_FN amp_result ampi_cuda_conv2d_run(const amp_exec* exec, const char* op,
     const ampi_cuda_batch groups = { v->groups, v->a_group, v->b_group, v->c_group, v->bias_group };
     amp_result r;
     if (ampi_cuda_try_direct(exec, op, c, &v->s, part, relu, &r)) return r;
+    if (part != AMPI_CONV2D_DX && ampi_cuda_try_grouped(exec, op, c, &v->s, part, relu, &r))
+        return r;
     return ampi_cuda_product_relu(exec, op, &v->s, &groups, relu);
 }
 
@@ -4552,13 +4761,18 @@ AMPI_FN int ampi_cuda_conv2d_phase(ampi_convolution* v, const ampi_conv2d_sizes*
     return 1;
 }
 
-/* Where a phase meets no kernel position nothing is added to dx, but for a bias. */
+/* All phases at once where groups have few channels. Where a phase meets no kernel position nothing
+   is added to dx, but for a bias. */
 AMPI_FN amp_result ampi_cuda_conv2d_dx(const amp_exec* exec, const char* op,
                                        const ampi_conv2d_sizes* c, const ampi_layer_refs* t) {
     ampi_convolution v;
     size_t i = 0;
     int zero = 0;
+    amp_result r;
     while (ampi_cuda_conv2d_phase(&v, c, t, &i)) zero |= v.s.k == 0;
+    ampi_conv2d_dx(&v, c, t, 0, 0);
+    v.s.a.data = t->w.data;                       /* of all kernel positions */
+    if (!zero && ampi_cuda_try_grouped(exec, op, c, &v.s, AMPI_CONV2D_DX, 0, &r)) return r;
     if (zero && !(t->accumulate & AMP_ACCUMULATE_INPUT))
         AMPI_TRY(ampi_cuda_zero(ampi_mutable(t->dx.data), c->x_count * amp_dtype_size(t->dx.dtype),
             exec));
@@ -4582,7 +4796,8 @@ AMPI_FN size_t ampi_cuda_conv2d_workspace(const amp_conv2d_shape* s) {
     if (ampi_conv2d_init(&c, s, NULL) != AMP_OK) return 0;
     AMPI_CLEAR(none);
     ampi_conv2d_y(&v, &c, &none);
-    bytes = ampi_max_size(ampi_cuda_convolution_workspace(&v), ampi_cuda_direct_workspace(&c));
+    bytes = ampi_max_size(ampi_cuda_convolution_workspace(&v),
+        ampi_max_size(ampi_cuda_direct_workspace(&c), ampi_cuda_grouped_workspace(&c)));
     while (ampi_cuda_conv2d_phase(&v, &c, &none, &i))
         bytes = ampi_max_size(bytes, ampi_cuda_convolution_workspace(&v));
     ampi_conv2d_dw(&v, &c, &none);
@@ -4945,6 +5160,68 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK,
     }
 }
 
+/* The pixel of its plane where a window has its first maximum; V: an element of x. Four loads of a
+   row are under way together; behind its end they repeat the first, which is not greater. */
+template <typename V>
+AMPI_D uint32_t ampi_d_pool_place(const V* x, const ampi_cuda_pool& q, const ampi_cuda_window& w) {
+    int32_t greatest = INT32_MIN;
+    uint32_t place = 0;
+    for (int i = w.top; i < w.bottom; i++)
+        for (int j = w.left; j < w.right; j += 4) {
+            const uint32_t at = (uint32_t)i * (uint32_t)q.p.w.size + (uint32_t)j;
+            V v[4];
+            AMPI_D_UNROLL
+            for (int u = 0; u < 4; u++) v[u] = x[j + u < w.right ? at + (uint32_t)u : at];
+            AMPI_D_UNROLL
+            for (int u = 0; u < 4; u++) {
+                const int32_t key = ampi_pool_key(ampi_d_direct_widen(v[u], q.x.dtype));
+                if (key > greatest) place = at + (uint32_t)u;
+                greatest = key > greatest ? key : greatest;
+            }
+        }
+    return place;
+}
+
+/* dx of maxima of small windows: a block takes some rows of a plane. It looks first where the
+   windows there have their maxima; each pixel gathers from those windows that have it here. */
+enum { AMPI_CUDA_POOL_ROWS = 16, AMPI_CUDA_POOL_WINDOWS = 12288 };
+
+template <typename V>
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK,
+        4) ampi_k_pool_max_backward(ampi_cuda_pool q) {
+    ampi_ptx_grid_wait();
+    AMPI_SHARED(uint32_t, places);
+    const ampi_pool_plan& p = q.p;
+    const int bands = (p.h.size - 1) / AMPI_CUDA_POOL_ROWS + 1;
+    for (size_t i = blockIdx.x; i < p.planes * (size_t)bands; i += gridDim.x) {
+        const size_t plane = ampi_d_quotient(i, (size_t)bands),
+            start = plane * (size_t)p.h.size * (size_t)p.w.size;
+        const int top = (int)(i - plane * (size_t)bands) * AMPI_CUDA_POOL_ROWS;
+        const int end = p.h.size - top < AMPI_CUDA_POOL_ROWS ? p.h.size : top + AMPI_CUDA_POOL_ROWS;
+        const int first = ampi_d_windows_over(p.h, top).first,
+            last = ampi_d_windows_over(p.h, end - 1).last;
+        __syncthreads();      /* the last rows' have been read */
+        for (int k = (int)threadIdx.x; k < (last - first) * p.w.out; k += AMPI_CUDA_BLOCK)
+            places[k] = ampi_d_pool_place((const V*)q.x.data + start, q,
+                ampi_d_window(p, first + k / p.w.out, k % p.w.out));
+        __syncthreads();
+
+        /* pixel (r, c) of the plane, its windows in their order */
+        for (int k = top * p.w.size + (int)threadIdx.x; k < end * p.w.size; k += AMPI_CUDA_BLOCK) {
+            const int r = k / p.w.size, c = k - r * p.w.size;
+            const ampi_span down = ampi_d_windows_over(p.h, r),
+                across = ampi_d_windows_over(p.w, c);
+            float sum = 0.0f;
+            for (int oh = down.first; oh < down.last; oh++)
+                for (int ow = across.first; ow < across.last; ow++)
+                    if (places[(oh - first) * p.w.out + ow] == (uint32_t)k)
+                        sum += ampi_d_load(q.dy, (plane * (size_t)p.h.out + (size_t)oh)
+                            * (size_t)p.w.out + (size_t)ow);
+            ampi_d_store_one(q.y, start + (size_t)k, sum, q.add);
+        }
+    }
+}
+
 /* The place of the first maximum of the K x K window that begins in column c of x: pixel (k / K, k
    % K). */
 template <int K, int N>
@@ -5016,8 +5293,20 @@ AMPI_CUDA(pool2d_backward, const amp_pool2d_shape* s, amp_ref dy, amp_ref x, amp
         kernel = q.p.h.kernel == 3 ? ampi_k_pool_tiles_backward<3, 1>
             : group == 1 ? ampi_k_pool_tiles_backward<2, 1> : ampi_k_pool_tiles_backward<2, 2>;
     }
+
+    /* maxima of at most 64 pixels, where the windows of a block's rows are few enough */
+    const int rows = (AMPI_CUDA_POOL_ROWS - 1 + q.p.h.kernel) / q.p.h.stride + 1;
+    size_t shared = 0;
+    if (group == 0 && q.p.max && q.p.h.kernel <= 64 / q.p.w.kernel && rows
+        <= AMPI_CUDA_POOL_WINDOWS / q.p.w.out && n / q.p.planes <= INT32_MAX) {
+        n = q.p.planes * ampi_cuda_parts((size_t)q.p.h.size, AMPI_CUDA_POOL_ROWS)
+            * AMPI_CUDA_BLOCK;
+        shared = (size_t)rows * (size_t)q.p.w.out * sizeof(uint32_t);
+        kernel = q.x.dtype == AMP_F32 ? ampi_k_pool_max_backward<float>
+            : ampi_k_pool_max_backward<uint16_t>;
+    }
     return ampi_cuda_launch(exec, op, kernel, ampi_cuda_grid(n, AMPI_CUDA_BLOCK), AMPI_CUDA_BLOCK,
-        0, q);
+        shared, q);
 }
 
 /* >>impl-elementwise Operators element by element: activations, dropout, sum; columns of a matrix,

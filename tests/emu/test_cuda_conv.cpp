@@ -622,6 +622,63 @@ static void test_direct_workspace() {
 #endif
 }
 
+/* --- tests: groups of few channels ----------------------------------------------------------------- */
+
+static const int GROUPED[][14] = {
+    { 2, 5, 6, 6, 5, 3, 3, 1, 1, 1, 1, 1, 1, 5 },       /* depthwise */
+    { 1, 6, 9, 7, 12, 3, 3, 2, 1, 1, 2, 1, 1, 3 },      /* 2 channels and 4 outputs to a group */
+    { 2, 4, 11, 9, 4, 5, 5, 2, 3, 2, 2, 1, 1, 4 },
+    { 2, 8, 9, 11, 2, 2, 3, 1, 2, 0, 3, 3, 2, 2 },      /* 4 channels and 1 output, dilation */
+    { 1, 10, 6, 5, 10, 3, 3, 1, 1, 1, 1, 1, 1, 2 },     /* 5 and 5: products */
+    { 1, 3, 12, 13, 6, 4, 1, 3, 1, 4, 0, 2, 1, 3 },     /* more padding than a kernel sees */
+    { 3, 2, 9, 8, 4, 3, 3, 4, 1, 0, 1, 1, 1, 2 },       /* pixels of x that meet nothing */
+    { 1, 6, 5, 6, 6, 1, 1, 1, 1, 0, 0, 1, 1, 6 },
+    { 2, 3, 50, 47, 3, 3, 3, 1, 1, 1, 1, 1, 1, 3 },     /* pixels for two blocks of dw, and for three */
+    { 7, 2, 33, 32, 2, 5, 5, 1, 1, 2, 2, 1, 1, 2 },
+    { 3, 2, 40, 41, 4, 3, 2, 1, 1, 0, 0, 1, 1, 2 },
+};
+enum { GROUPED_COUNT = sizeof GROUPED / sizeof GROUPED[0] };
+
+/* y and dx have the CPU's bits for any numbers of one type; dw, whose pixels are shared out, for whole ones. */
+static void test_grouped_shapes() {
+    for (unsigned i = 0; i < GROUPED_COUNT; i++)
+        for (unsigned t = 0; t < 3; t++) {
+            const Types types = { TYPES[t], TYPES[t], TYPES[(t + i) % 3] };
+            Conv c(shape_of(GROUPED[i]), types, WHOLE, i % 3 == 1);
+            check_bits(c, 7, (int)((i + t) & 1u), (i + t) % 3 != 0, i + t == 3 ? 0 : cuda->conv2d_workspace(&c.shape));
+            if (i == 4 || (t == 2 && !on_tensor_cores(AMP_BF16, AMP_BF16))) continue;
+            Conv any(shape_of(GROUPED[i]), types, ANY);
+            check_bits(any, 1, 0, true, 0);
+            Conv special(shape_of(GROUPED[i]), types, SPECIAL);
+            check_bits(special, i < 8 ? 3 : 1, 0, i % 2, cuda->conv2d_workspace(&c.shape));
+        }
+}
+
+static void test_grouped_bound() {
+    static const int WHICH[] = { 1, 3, 8, 10 };
+    for (unsigned i = 0; i < 4; i++) {
+        const amp_dtype t = TYPES[1 + i % 2];
+        Conv c(shape_of(GROUPED[WHICH[i]]), { t, t, TYPES[i % 3] }, ANY);
+        check_bound(c, cuda->conv2d_workspace(&c.shape));
+    }
+}
+
+/* A depthwise layer: y, dx, and dw with its second pass, are a launch each; those of FP32 sum in the CPU's order. */
+static void test_grouped_launches() {
+    for (unsigned t = 0; t < 2; t++) {
+        Conv c(shape_of(GROUPED[2]), { TYPES[t], TYPES[t], AMP_F32 }, WHOLE);
+        amp_exec e = quiet_exec();
+        Workspace w(&e, cuda->conv2d_workspace(&c.shape));
+        long before = launches();
+        CHECK(c.forward(true, &e) == AMP_OK && launched(before, 1));
+        before = launches();
+        CHECK(c.backward(1, 0, &e) == AMP_OK && launched(before, 1));
+        before = launches();
+        CHECK(c.backward(2, 0, &e) == AMP_OK && launched(before, t ? 2 : 1));
+        CHECK(amp_cuda_synchronize(&e) == AMP_OK);
+    }
+}
+
 /* --- tests: engines, graphs ------------------------------------------------------------------------- */
 
 static void test_engines() {
@@ -815,6 +872,9 @@ int main(int argc, char** argv) {
     TEST(test_direct_bound);
     TEST(test_direct_special_values);
     TEST(test_direct_workspace);
+    TEST(test_grouped_shapes);
+    TEST(test_grouped_bound);
+    TEST(test_grouped_launches);
     TEST(test_engines);
     TEST(test_capture);
     TEST(test_refused_shapes);
