@@ -135,10 +135,14 @@ AMP_DEF amp_result amp_cuda_convert_with(amp_ref dst, amp_ref src, size_t n,
    exec->grows with backend = amp_cuda_backend(); enlarging it waits for the GPU.
    Order of sums. Maxima, activations, dropout, add and concat have the CPU's bits; averages,
    softmax and the sums of norms have one fixed order of their own.
-   Attention. Plain kernels, a block for each query or key, in one fixed order; heads of at most
-   1024 elements, else AMP_ERR_UNSUPPORTED; no workspace. lengths lie in device memory and are not
-   looked at: one beyond the keys counts as all. Embeddings and rope have the CPU's bits; a token
-   outside of the vocabulary makes its row NaN, and has no gradient.
+   Attention. From compute capability 8.0 on Tensor Cores take heads of up to 128 elements, a
+   multiple of 8, where q, k, v and dy have one type of 16 bits, each begins at a multiple of 16
+   bytes and has a leading dimension that is a multiple of 8; gradients, with
+   gpu->attention_workspace(&shape) bytes. All else goes to plain kernels, which take a hundred
+   times as long; heads of at most 256 elements, else AMP_ERR_UNSUPPORTED. Either has one fixed
+   order. lengths lie in device memory and are not looked at: one beyond the keys counts as all.
+   Embeddings and rope have the CPU's bits; a token outside of the vocabulary makes its row NaN, and
+   has no gradient.
    Losses. labels, loss and loss_scale lie in device memory. A label outside 0..K-1 cannot be
    reported without waiting for the GPU: it makes the loss and its row of the gradient NaN, so that
    a scaler skips the step. */
@@ -960,6 +964,31 @@ AMPI_D uint16_t ampi_ptx_f16_from_f32(float f) {
     return h;
 }
 
+/* Two numbers rounded to half precision in one word, `lo` in its low half; a NaN gives 0x7fff. */
+AMPI_D uint32_t ampi_ptx_f16x2_from_f32(float lo, float hi) {
+    uint32_t pair = 0;
+#if __CUDA_ARCH__ >= 800
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(hi), "f"(lo));
+#endif
+    return pair;
+}
+
+/* The same in bfloat16. */
+AMPI_D uint32_t ampi_ptx_bf16x2_from_f32(float lo, float hi) {
+    uint32_t pair = 0;
+#if __CUDA_ARCH__ >= 800
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(hi), "f"(lo));
+#endif
+    return pair;
+}
+
+/* 2^x, off by 2^-22 of itself at most; subnormal numbers are 0. */
+AMPI_D float ampi_ptx_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* Compute capability 9.0, compiled for sm_90a alone. Section names are those of the PTX ISA,
    version 8.0 and later. */
 #if defined(AMPI_HOPPER)
@@ -1045,20 +1074,6 @@ AMPI_D void ampi_ptx_stmatrix_x4(void* p, const uint32_t (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};"
                  : : "r"(ampi_ptx_shared(p)), "r"(r[0]), "r"(r[1]), "r"(r[2]),
                  "r"(r[3]) : "memory");
-}
-
-/* lo in the low half; a NaN gives 0x7fff. */
-AMPI_D uint32_t ampi_ptx_f16x2_from_f32(float lo, float hi) {
-    uint32_t pair;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(hi), "f"(lo));
-    return pair;
-}
-
-/* Two numbers rounded to bfloat16 in one word, `lo` in its low half. */
-AMPI_D uint32_t ampi_ptx_bf16x2_from_f32(float lo, float hi) {
-    uint32_t pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(hi), "f"(lo));
-    return pair;
 }
 
 /* Two halves at once; NaN where one of the two is, or infinities cancel. */
@@ -6670,12 +6685,21 @@ AMPI_D size_t ampi_d_key(const ampi_attention& a, size_t ld, size_t b, size_t j,
     return (b * a.s.key_stride + j) * ld + g * a.s.head_size;
 }
 
+/* The keys that query i sees; BY_KEY: the queries that key i is seen by. */
+template <int BY_KEY>
+AMPI_D ampi_interval ampi_d_sees(const amp_attention_shape& s, size_t b, size_t i) {
+    if (!BY_KEY) return ampi_overlap(ampi_keys_of(&s, b, i), 0, s.keys);
+    ampi_interval seen = ampi_overlap(ampi_queries_of(&s, b, i), 0, s.queries);
+    if (s.lengths && i >= (size_t)s.lengths[b]) seen.to = seen.from;
+    return seen;
+}
+
 /* Query number `task` of all heads and sequences, and the keys that it sees. */
 typedef struct ampi_cuda_query { size_t b, h, g, i; ampi_interval seen; } ampi_cuda_query;
 AMPI_D ampi_cuda_query ampi_d_query_of(const ampi_attention& a, size_t task) {
     const size_t i = task % a.s.queries, head = task / a.s.queries, h = head % a.s.heads;
     const size_t b = head / a.s.heads;
-    return { b, h, h / a.group, i, ampi_overlap(ampi_keys_of(&a.s, b, i), 0, a.s.keys) };
+    return { b, h, h / a.group, i, ampi_d_sees<0>(a.s, b, i) };
 }
 
 /* The product of two rows. */
@@ -6799,8 +6823,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_attention_dkv(a
     for (size_t task = blockIdx.x; task < s.batch * s.kv_heads * s.keys; task += gridDim.x) {
         const size_t j = task % s.keys, g = task / s.keys % s.kv_heads;
         const size_t b = task / s.keys / s.kv_heads;
-        ampi_interval seen = ampi_queries_of(&s, b, j);
-        if (s.lengths && j >= (size_t)s.lengths[b]) seen.to = seen.from;
+        const ampi_interval seen = ampi_d_sees<1>(s, b, j);
         float dk = 0.0f, dv = 0.0f;
         for (size_t h = g * a.group; h < (g + 1) * a.group; h++)
             for (size_t i = seen.from; i < seen.to; i += AMPI_CUDA_BLOCK) {
@@ -6825,6 +6848,434 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_attention_dkv(a
     }
 }
 
+/* --- attention by Tensor Cores --- */
+
+/* Heads of D = 64 or 128 elements of 16 bits; columns behind a shorter head are zeros. A block of 4
+   warps takes 64 * M rows, of q, or of k and v: a warp 16 * M. What these see goes by in tiles of
+   8 * N rows, two at a time: k and v, or q and dy. A circular buffer of two stages holds the pair
+   that is multiplied and the one under way. A row of a tile is D halves, chunk c of row r at chunk
+   c ^ (r % 8), see ampi_d_chunk_at. Scores leave mma as its next operand wants them, in pairs of a
+   row: nothing but rows of q, k, v and dy goes through shared memory.
+   Scores are taken times log2 e, so that weights are powers of two. */
+#define AMPI_LOG2_E 1.44269504f
+#define AMPI_LN_2 0.693147181f
+enum { AMPI_CUDA_FUSED_WARPS = 4, AMPI_CUDA_FUSED_THREADS = 32 * AMPI_CUDA_FUSED_WARPS,
+       AMPI_CUDA_FUSED_MAX_HEAD = 128,
+       AMPI_CUDA_FUSED_STAGES = 2 * (16384 + 512) };  /* bytes: pairs of tiles, their numbers */
+
+/* Rows of one head of a sequence. */
+typedef struct ampi_cuda_rows { const uint16_t* data; size_t ld, rows, columns; } ampi_cuda_rows;
+AMPI_D ampi_cuda_rows ampi_d_query_rows(const ampi_attention& a, amp_ref x, size_t ld, size_t b,
+        size_t h) {
+    return { (const uint16_t*)x.data + ampi_d_query(a, ld, b, 0, h), ld, a.s.queries,
+        a.s.head_size };
+}
+
+/* Of k or v: as many as the sequence has. */
+AMPI_D ampi_cuda_rows ampi_d_key_rows(const ampi_attention& a, amp_ref x, size_t ld, size_t b,
+        size_t g) {
+    const size_t keys = a.s.lengths ? ampi_min_size((size_t)a.s.lengths[b], a.s.keys) : a.s.keys;
+    return { (const uint16_t*)x.data + ampi_d_key(a, ld, b, 0, g), ld, keys, a.s.head_size };
+}
+
+/* What goes by: two operands, and the lse and dot of each query, see ampi_k_attention_numbers. */
+typedef struct ampi_cuda_pair {
+    ampi_cuda_rows x, y;
+    const float2* numbers;
+    uint16_t* stages;
+} ampi_cuda_pair;
+
+/* Sends rows [first, first + ROWS) on their way to a tile. */
+template <int D, int ROWS>
+AMPI_D void ampi_d_fetch_rows(uint16_t* tile, const ampi_cuda_rows& x, size_t first) {
+    AMPI_D_UNROLL
+    for (uint32_t u = 0; u < ROWS * D / 8 / AMPI_CUDA_FUSED_THREADS; u++) {
+        const uint32_t at = u * AMPI_CUDA_FUSED_THREADS + threadIdx.x;
+        const uint32_t row = at / (D / 8), c = at % (D / 8);
+        ampi_d_chunk(NULL, tile + ampi_d_chunk_at(0, D, row, c),
+            x.data + (first + row) * x.ld + c * 8, first + row < x.rows && c * 8 < x.columns);
+    }
+}
+
+/* Sends rows from j on of both operands to a stage. */
+template <int D, int N>
+AMPI_D void ampi_d_fetch_pair(const ampi_cuda_pair& p, uint16_t* stage, size_t j) {
+    ampi_d_fetch_rows<D, 8 * N>(stage, p.x, j);
+    ampi_d_fetch_rows<D, 8 * N>(stage + 8 * N * D, p.y, j);
+    if (p.numbers && threadIdx.x < 4 * N)
+        ampi_ptx_cp_async16(stage + 16 * N * D + 8 * threadIdx.x, p.numbers + j + 2 * threadIdx.x,
+            16);
+}
+
+/* What any of the rows [i, i + n) sees. */
+template <int BY_KEY>
+AMPI_D ampi_interval ampi_d_seen_by(const amp_attention_shape& s, size_t b, size_t i, size_t n) {
+    const size_t rows = !BY_KEY ? s.queries : s.lengths ? (size_t)s.lengths[b] : s.keys;
+    ampi_interval seen = { 0, 0 };
+    if (i >= rows) return seen;
+    seen = ampi_d_sees<BY_KEY>(s, b, ampi_min_size(i + n, rows) - 1);
+    seen.from = ampi_min_size(ampi_d_sees<BY_KEY>(s, b, i).from, seen.to);
+    return seen;
+}
+
+/* use(stage, j, whole) for each pair of tiles of which the block's rows, from `first` on, see
+   something, by the warps whose M * 16 rows do; whole: all of these see all of it. */
+template <int D, int M, int N, int BY_KEY, class F>
+AMPI_D void ampi_d_each_pair(const amp_attention_shape& s, size_t b, size_t first,
+        const ampi_cuda_pair& p, const F& use) {
+    const size_t i = first + threadIdx.x / 32 * 16 * M;
+    const ampi_interval all = ampi_d_seen_by<BY_KEY>(s, b, first, 64 * M);
+    const ampi_interval seen = ampi_d_seen_by<BY_KEY>(s, b, i, 16 * M);
+    const ampi_interval last = ampi_d_sees<BY_KEY>(s, b, i + 16 * M - 1);
+    const size_t to = ampi_min_size(last.to, ampi_d_sees<BY_KEY>(s, b, i).to);
+    uint16_t *stage = p.stages, *next = stage + 16 * N * D + 32 * N;
+    size_t j = all.from / (8 * N) * (8 * N);
+    if (j < all.to) ampi_d_fetch_pair<D, N>(p, stage, j);
+    ampi_ptx_cp_async_commit();
+    for (; j < all.to; j += 8 * N) {
+        ampi_ptx_cp_async_wait<0>();
+        __syncthreads();      /* the pair has come for all, the other stage has been read */
+        if (j + 8 * N < all.to) ampi_d_fetch_pair<D, N>(p, next, j + 8 * N);
+        ampi_ptx_cp_async_commit();
+        if (j < seen.to && j + 8 * N > seen.from)
+            use(stage, j, last.from <= j && to >= j + 8 * N);
+        uint16_t* other = stage;
+        stage = next;
+        next = other;
+    }
+    ampi_ptx_cp_async_wait<0>();
+    __syncthreads();
+}
+
+/* sum = factor * own * tile^T: a warp's 16 * M rows by 8 * N rows of a tile. */
+template <int D, int BF16, int M, int N>
+AMPI_D void ampi_d_rows_product(float (&sum)[M][N][4], const uint16_t* own, const uint16_t* tile,
+        float factor) {
+    const uint32_t own_at = ampi_d_lane_at(0, D, 0, 1), at = ampi_d_lane_at(0, D, 0, 0);
+    for (uint32_t q = 0; q < 4 * M * N; q++) sum[q / 4 / N][q / 4 % N][q % 4] = 0.0f;
+    for (uint32_t h = 0; h < D / 16; h++) {
+        uint32_t left[M][4], r[4];
+        for (uint32_t m = 0; m < M; m++)
+            ampi_ptx_ldmatrix_x4(left[m], own + (own_at ^ 16 * h) + m * 16 * D);
+        for (uint32_t n = 0; n < N; n += 2) {
+            ampi_ptx_ldmatrix_x4(r, tile + (at ^ 16 * h) + n * 8 * D);
+            const uint32_t even[2] = { r[0], r[1] }, odd[2] = { r[2], r[3] };
+            for (uint32_t m = 0; m < M; m++) {
+                ampi_d_mma<BF16>(sum[m][n], left[m], even);
+                ampi_d_mma<BF16>(sum[m][n + 1], left[m], odd);
+            }
+        }
+    }
+    for (uint32_t q = 0; q < 4 * M * N; q++) sum[q / 4 / N][q / 4 % N][q % 4] *= factor;
+}
+
+/* sum += weights * tile, the weights rounded. */
+template <int D, int BF16, int M, int N>
+AMPI_D void ampi_d_add_rows(float (&sum)[M][D / 8][4], const float (&weights)[M][N][4],
+        const uint16_t* tile) {
+    const uint32_t at = ampi_d_lane_at(0, D, 0, 1);
+    for (uint32_t h = 0; h < N / 2; h++) {
+        uint32_t left[M][4], r[4];
+        for (uint32_t q = 0; q < 4 * M; q++) {
+            const float* w = weights[q / 4][2 * h + q % 4 / 2] + q % 2 * 2;
+            left[q / 4][q % 4] = BF16 ? ampi_ptx_bf16x2_from_f32(w[0], w[1])
+                : ampi_ptx_f16x2_from_f32(w[0], w[1]);
+        }
+        for (uint32_t i = 0; i < D / 16; i++) {
+            ampi_d_fragment<D, 0>(r, tile, at, i, h);
+            const uint32_t even[2] = { r[0], r[1] }, odd[2] = { r[2], r[3] };
+            for (uint32_t m = 0; m < M; m++) {
+                ampi_d_mma<BF16>(sum[m][2 * i], left[m], even);
+                ampi_d_mma<BF16>(sum[m][2 * i + 1], left[m], odd);
+            }
+        }
+    }
+}
+
+/* The lane's row number q of a warp's 16 * M: those of q / 2 times 16, and 8 further. */
+AMPI_D uint32_t ampi_d_lane_row(uint32_t q) { return q * 8 + threadIdx.x % 32 / 4; }
+
+/* Sets what rows from i on do not see, of columns from j on, to `value`. */
+template <int BY_KEY, int M, int N>
+AMPI_D void ampi_d_mask(float (&tile)[M][N][4], const amp_attention_shape& s, size_t b, size_t i,
+        size_t j, float value) {
+    for (uint32_t q = 0; q < 2 * M; q++) {
+        const ampi_interval seen = ampi_overlap(ampi_d_sees<BY_KEY>(s, b, i + ampi_d_lane_row(q)),
+            j, j + 8 * N);
+        const uint32_t from = (uint32_t)(seen.from - j), to = (uint32_t)(seen.to - j);
+        for (uint32_t c = 0; c < 2 * N; c++) {
+            const uint32_t column = c / 2 * 8 + threadIdx.x % 4 * 2 + c % 2;
+            if (column < from || column >= to) tile[q / 2][c / 2][q % 2 * 2 + c % 2] = value;
+        }
+    }
+}
+
+/* A warp's rows of sums times `factor`, one a row, go to y from its row i on; what sees nothing is
+   0. They go through the warp's slice of shared memory, so that a lane has eights of a row. */
+template <int D, int M, int BY_KEY>
+AMPI_D void ampi_d_rows_out(const float (&sum)[M][D / 8][4], const float (&factor)[2 * M],
+        const amp_attention_shape& s, size_t b, amp_ref y, size_t at, size_t ld, size_t i,
+        int add) {
+    AMPI_SHARED(float, shared);
+    float* slice = shared + threadIdx.x / 32 * 16 * M * (D + 8);
+    const size_t rows = BY_KEY ? s.keys : s.queries;
+    if (!y.data) return;
+    for (uint32_t q = 0; q < 2 * M; q++) {
+        const ampi_interval seen = ampi_d_sees<BY_KEY>(s, b, i + ampi_d_lane_row(q));
+        float* to = slice + ampi_d_lane_row(q) * (D + 8) + threadIdx.x % 4 * 2;
+        for (uint32_t c = 0; c < D / 4; c++)
+            to[c / 2 * 8 + c % 2] = seen.from == seen.to ? 0.0f
+                : sum[q / 2][c / 2][q % 2 * 2 + c % 2] * factor[q];
+    }
+    __syncwarp();
+    AMPI_ROLLED
+    for (uint32_t u = threadIdx.x % 32; u < 2 * M * D; u += 32) {
+        const uint32_t row = u / (D / 8), column = u % (D / 8) * 8;
+        const size_t to = at + (i + row) * ld;
+        float v[8];
+        for (int k = 0; k < 8; k++) v[k] = slice[row * (D + 8) + column + (uint32_t)k];
+        if (i + row < rows && column < s.head_size)
+            ampi_d_give8(y, to + column, to + s.head_size, v, add);
+    }
+    __syncwarp();
+}
+
+/* Scores become weights; what the lane's columns add to the sum of its rows, and what that and y
+   were before, times `keep`. */
+template <int M, int N, int C>
+AMPI_D void ampi_d_softmax_tile(float (&tile)[M][N][4], float (&max)[2 * M], float (&sum)[2 * M],
+        float (&y)[M][C][4]) {
+    for (uint32_t q = 0; q < 2 * M; q++) {
+        const uint32_t m = q / 2, e = q % 2 * 2;
+        float largest = max[q], added = 0.0f;
+        for (uint32_t c = 0; c < 2 * N; c++)      /* a NaN is passed over, and comes back below */
+            largest = fmaxf(largest, tile[m][c / 2][e + c % 2]);
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+        const float keep = ampi_ptx_exp2(max[q] - largest);
+        max[q] = largest;
+        for (uint32_t c = 0; c < 2 * N; c++) {
+            float& w = tile[m][c / 2][e + c % 2];
+            w = ampi_ptx_exp2(w - largest);
+            added += w;
+        }
+        sum[q] = ampi_fma(1, sum[q], keep, added);
+        for (uint32_t c = 0; c < 2 * C; c++) y[m][c / 2][e + c % 2] *= keep;
+    }
+}
+
+/* y and lse of 64 * M queries; those that see most come first. */
+template <int D, int BF16>
+static __global__ void __launch_bounds__(AMPI_CUDA_FUSED_THREADS)
+        ampi_k_attention_fused(ampi_attention a, const float2*) {
+    ampi_ptx_grid_wait();
+#if __CUDA_ARCH__ >= 800
+    AMPI_SHARED(uint16_t, shared);
+    enum { M = 128 / D, N = 512 / D };
+    const amp_attention_shape& s = a.s;
+    const size_t heads = s.batch * s.heads, head = blockIdx.x % heads;
+    const size_t b = head / s.heads, h = head % s.heads, g = h / a.group;
+    const size_t first = (gridDim.x / heads - 1 - blockIdx.x / heads) * (64 * M);
+    const uint32_t warp = threadIdx.x / 32 * 16 * M;
+    const ampi_cuda_pair pair = { ampi_d_key_rows(a, a.k, s.ldk, b, g),
+        ampi_d_key_rows(a, a.v, s.ldv, b, g), NULL, shared + 64 * M * D };
+    float y[M][D / 8][4] = {}, max[2 * M], sum[2 * M] = {};
+    for (uint32_t q = 0; q < 2 * M; q++) max[q] = -AMPI_FLT_MAX;
+    ampi_d_fetch_rows<D, 64 * M>(shared, ampi_d_query_rows(a, a.q, s.ldq, b, h), first);
+    ampi_d_each_pair<D, M, N, 0>(s, b, first, pair, [&](const uint16_t* stage, size_t j,
+            bool whole) {
+        float tile[M][N][4];
+        ampi_d_rows_product<D, BF16>(tile, shared + warp * D, stage, s.scale * AMPI_LOG2_E);
+        if (!whole) ampi_d_mask<0>(tile, s, b, first + warp, j, ampi_float(0xff800000u));
+        ampi_d_softmax_tile(tile, max, sum, y);
+        ampi_d_add_rows<D, BF16>(y, tile, stage + 8 * N * D);
+    });
+
+    for (uint32_t q = 0; q < 2 * M; q++) {
+        const size_t i = first + warp + ampi_d_lane_row(q);
+        const ampi_interval seen = ampi_d_sees<0>(s, b, i);
+        sum[q] += __shfl_xor_sync(0xffffffffu, sum[q], 1);
+        sum[q] += __shfl_xor_sync(0xffffffffu, sum[q], 2);
+        if (threadIdx.x % 4 == 0 && a.lse && i < s.queries)
+            a.lse[head * s.queries + i] = seen.from == seen.to ? ampi_float(0xff800000u)
+                : ampi_fma(1, max[q], AMPI_LN_2, ampi_log(1, sum[q]));
+        sum[q] = 1.0f / sum[q];
+    }
+    ampi_d_rows_out<D, M, 0>(y, sum, s, b, a.y, ampi_d_query(a, s.ldy, b, 0, h), s.ldy,
+        first + warp, 0);
+#else
+    (void)a;
+#endif
+}
+
+/* Queries of a head, with room up to whole tiles. */
+AMPI_HD AMPI_FN size_t ampi_cuda_padded_queries(const amp_attention_shape* s) {
+    return (s->queries + 63) / 64 * 64;
+}
+
+/* Of each query of all heads: its lse times log2 e, and the product of its rows of y and dy; zeros
+   behind the last. Eight lanes take a query. */
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
+        ampi_k_attention_numbers(ampi_attention a, float2* numbers) {
+    ampi_ptx_grid_wait();
+    const amp_attention_shape& s = a.s;
+    const size_t padded = ampi_cuda_padded_queries(&s), all = s.batch * s.heads * padded;
+    size_t query = (size_t)blockIdx.x * (AMPI_CUDA_BLOCK / 8) + threadIdx.x / 8;
+    for (; query < all; query += (size_t)gridDim.x * (AMPI_CUDA_BLOCK / 8)) {
+        const size_t head = query / padded, i = query % padded;
+        const size_t at = ampi_d_query(a, s.ldy, head / s.heads, i, head % s.heads);
+        const bool there = i < s.queries;
+        float lse = there ? a.lse[head * s.queries + i] : 0.0f, dot = 0.0f, y[8], dy[8];
+        for (size_t c = threadIdx.x % 8 * 8; there && c < s.head_size; c += 64) {
+            ampi_d_load8(y, a.y, at + c, at + s.head_size);
+            ampi_d_load8(dy, a.dy, at + c, at + s.head_size);
+            dot += ampi_d_dot8(y, dy);
+        }
+        for (int step = 4; step > 0; step /= 2) dot += __shfl_xor_sync(0xffffffffu, dot, step);
+        if (ampi_bits(lse) == 0xff800000u) lse = 0.0f;      /* one that sees nothing */
+        if (threadIdx.x % 8 == 0) numbers[query] = make_float2(lse * AMPI_LOG2_E, dot);
+    }
+}
+
+/* dq of 64 queries; those that see most come first. */
+template <int D, int BF16>
+static __global__ void __launch_bounds__(AMPI_CUDA_FUSED_THREADS)
+        ampi_k_attention_fused_dq(ampi_attention a, const float2* numbers) {
+    ampi_ptx_grid_wait();
+#if __CUDA_ARCH__ >= 800
+    AMPI_SHARED(uint16_t, shared);
+    enum { N = 512 / D };
+    const amp_attention_shape& s = a.s;
+    const size_t heads = s.batch * s.heads, head = blockIdx.x % heads;
+    const size_t b = head / s.heads, h = head % s.heads, g = h / a.group;
+    const size_t first = (gridDim.x / heads - 1 - blockIdx.x / heads) * 64;
+    const uint32_t warp = threadIdx.x / 32 * 16;
+    const ampi_cuda_pair pair = { ampi_d_key_rows(a, a.k, s.ldk, b, g),
+        ampi_d_key_rows(a, a.v, s.ldv, b, g), NULL, shared + 128 * D };
+    const float factor[2] = { s.scale, s.scale };
+    float dq[1][D / 8][4] = {};
+    float2 own[2];
+    for (uint32_t q = 0; q < 2; q++)
+        own[q] = numbers[head * ampi_cuda_padded_queries(&s) + first + warp + ampi_d_lane_row(q)];
+    ampi_d_fetch_rows<D, 64>(shared, ampi_d_query_rows(a, a.q, s.ldq, b, h), first);
+    ampi_d_fetch_rows<D, 64>(shared + 64 * D, ampi_d_query_rows(a, a.dy, s.ldy, b, h), first);
+    ampi_d_each_pair<D, 1, N, 0>(s, b, first, pair, [&](const uint16_t* stage, size_t j,
+            bool whole) {
+        float tile[1][N][4], slopes[1][N][4];
+        ampi_d_rows_product<D, BF16>(tile, shared + warp * D, stage, s.scale * AMPI_LOG2_E);
+        ampi_d_rows_product<D, BF16>(slopes, shared + (64 + warp) * D, stage + 8 * N * D, 1.0f);
+        for (uint32_t c = 0; c < 4 * N; c++) {
+            float& slope = slopes[0][c / 4][c % 4];
+            slope = ampi_ptx_exp2(tile[0][c / 4][c % 4] - own[c % 4 / 2].x)
+                * (slope - own[c % 4 / 2].y);
+        }
+        if (!whole) ampi_d_mask<0>(slopes, s, b, first + warp, j, 0.0f);
+        ampi_d_add_rows<D, BF16>(dq, slopes, stage);
+    });
+    ampi_d_rows_out<D, 1, 0>(dq, factor, s, b, a.dq, ampi_d_query(a, s.ldq, b, 0, h), s.ldq,
+        first + warp, a.accumulate & AMP_ACCUMULATE_INPUT);
+#else
+    (void)a;
+    (void)numbers;
+#endif
+}
+
+/* dk and dv of 64 keys: over the heads of their group, then over the queries that see them. */
+template <int D, int BF16>
+static __global__ void __launch_bounds__(AMPI_CUDA_FUSED_THREADS)
+        ampi_k_attention_fused_dkv(ampi_attention a, const float2* numbers) {
+    ampi_ptx_grid_wait();
+#if __CUDA_ARCH__ >= 800
+    AMPI_SHARED(uint16_t, shared);
+    enum { N = 512 / D };
+    const amp_attention_shape& s = a.s;
+    const size_t heads = s.batch * s.kv_heads, b = blockIdx.x % heads / s.kv_heads;
+    const size_t g = blockIdx.x % s.kv_heads, first = blockIdx.x / heads * 64;
+    const uint32_t warp = threadIdx.x / 32 * 16;
+    const float factor[2] = { s.scale, s.scale }, one[2] = { 1.0f, 1.0f };
+    const int add = a.accumulate & AMP_ACCUMULATE_INPUT;
+    float dk[1][D / 8][4] = {}, dv[1][D / 8][4] = {};
+    ampi_d_fetch_rows<D, 64>(shared, ampi_d_key_rows(a, a.k, s.ldk, b, g), first);
+    ampi_d_fetch_rows<D, 64>(shared + 64 * D, ampi_d_key_rows(a, a.v, s.ldv, b, g), first);
+    for (size_t h = g * a.group; h < (g + 1) * a.group; h++) {
+        const ampi_cuda_pair pair = { ampi_d_query_rows(a, a.q, s.ldq, b, h),
+            ampi_d_query_rows(a, a.dy, s.ldy, b, h),
+            numbers + (b * s.heads + h) * ampi_cuda_padded_queries(&s), shared + 128 * D };
+        ampi_d_each_pair<D, 1, N, 1>(s, b, first, pair, [&](const uint16_t* stage, size_t j,
+                bool whole) {
+            float tile[1][N][4], slopes[1][N][4];
+            const float4* of_two = (const float4*)(stage + 16 * N * D) + threadIdx.x % 4;
+            ampi_d_rows_product<D, BF16>(tile, shared + warp * D, stage, s.scale * AMPI_LOG2_E);
+            ampi_d_rows_product<D, BF16>(slopes, shared + (64 + warp) * D, stage + 8 * N * D,
+                1.0f);
+            for (uint32_t c = 0; c < 4 * N; c++) {
+                const float4 two = of_two[c / 4 * 4];      /* lse and dot of its two queries */
+                float& weight = tile[0][c / 4][c % 4];
+                weight = ampi_ptx_exp2(weight - (c % 2 ? two.z : two.x));
+                slopes[0][c / 4][c % 4] = weight
+                    * (slopes[0][c / 4][c % 4] - (c % 2 ? two.w : two.y));
+            }
+            if (!whole) ampi_d_mask<1>(tile, s, b, first + warp, j, 0.0f);
+            if (!whole) ampi_d_mask<1>(slopes, s, b, first + warp, j, 0.0f);
+            ampi_d_add_rows<D, BF16>(dv, tile, stage + 8 * N * D);
+            ampi_d_add_rows<D, BF16>(dk, slopes, stage);
+        });
+    }
+    ampi_d_rows_out<D, 1, 1>(dk, factor, s, b, a.dk, ampi_d_key(a, s.ldk, b, 0, g), s.ldk,
+        first + warp, add);
+    ampi_d_rows_out<D, 1, 1>(dv, one, s, b, a.dv, ampi_d_key(a, s.ldv, b, 0, g), s.ldv,
+        first + warp, add);
+#else
+    (void)a;
+    (void)numbers;
+#endif
+}
+
+/* Can the kernels above take a call? Operands are of one type of 16 bits, and lie in chunks. */
+AMPI_FN int ampi_cuda_attention_fuses(const ampi_attention* a) {
+    const amp_attention_shape* s = &a->s;
+    const struct { amp_ref x; size_t ld; } list[] = { { a->q, s->ldq }, { a->k, s->ldk },
+        { a->v, s->ldv }, { a->dy.data ? a->dy : a->q, s->ldy } };
+    const size_t heads = ampi_area(s->batch, s->heads);
+    for (size_t i = 0; i < AMPI_LENGTH(list); i++)
+        if (list[i].x.dtype != a->q.dtype || list[i].ld % 8 || (uintptr_t)list[i].x.data % 16)
+            return 0;
+    return a->q.dtype != AMP_F32 && s->head_size % 8 == 0
+        && s->head_size <= AMPI_CUDA_FUSED_MAX_HEAD && ampi_abs(s->scale) < 1e38f
+        && ampi_area(heads, ampi_max_size(s->queries, s->keys)) < (size_t)1 << 31
+        && ampi_cuda_attribute(cudaDevAttrComputeCapabilityMajor) >= 8;
+}
+
+typedef void (*ampi_cuda_fused)(ampi_attention, const float2*);
+/* A block for `rows` of `all` rows of a head. kernels: of D = 64, of D = 128; F16, bfloat16. */
+AMPI_FN amp_result ampi_cuda_launch_fused(const amp_exec* exec, const char* op,
+        const ampi_cuda_fused (&kernels)[4], const ampi_attention* a, const float2* numbers,
+        size_t heads, size_t all, size_t rows) {
+    const int large = a->s.head_size > 64;
+    const ampi_cuda_fused kernel = kernels[2 * large + (a->q.dtype == AMP_BF16)];
+    const size_t shared = AMPI_CUDA_FUSED_STAGES + (large ? 32768 : 16384);
+    AMPI_TRY(ampi_cuda_check(exec, op, cudaFuncSetAttribute(kernel,
+        cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared)));
+    return ampi_cuda_launch(exec, op, kernel,
+        (unsigned)(a->s.batch * heads * ampi_cuda_parts(all, rows)), AMPI_CUDA_FUSED_THREADS,
+        shared, *a, numbers);
+}
+
+#define AMPI_CUDA_FUSED_KERNELS(k) { k<64, 0>, k<64, 1>, k<128, 0>, k<128, 1> }
+/* All gradients, with two numbers for each query in `numbers`. */
+AMPI_FN amp_result ampi_cuda_attention_fused_backward(const amp_exec* exec, const char* op,
+        const ampi_attention* a, float2* numbers) {
+    static const ampi_cuda_fused dkv[4] = AMPI_CUDA_FUSED_KERNELS(ampi_k_attention_fused_dkv);
+    static const ampi_cuda_fused dq[4] = AMPI_CUDA_FUSED_KERNELS(ampi_k_attention_fused_dq);
+    const size_t all = a->s.batch * a->s.heads * ampi_cuda_padded_queries(&a->s);
+    AMPI_TRY(ampi_cuda_launch(exec, op, ampi_k_attention_numbers,
+        ampi_cuda_grid(all, AMPI_CUDA_BLOCK / 8), AMPI_CUDA_BLOCK, 0, *a, numbers));
+    if (a->dk.data || a->dv.data)
+        AMPI_TRY(ampi_cuda_launch_fused(exec, op, dkv, a, numbers, a->s.kv_heads, a->s.keys, 64));
+    if (!a->dq.data) return AMP_OK;
+    return ampi_cuda_launch_fused(exec, op, dq, a, numbers, a->s.heads, a->s.queries, 64);
+}
+
 /* Checks a call whose operands are in *a, and gives them the types that kernels take. use: of
    gradients, 0 in forward. */
 AMPI_FN amp_result ampi_cuda_attention_open(ampi_attention* a, const char* op, int use,
@@ -6843,7 +7294,10 @@ AMPI_FN amp_result ampi_cuda_attention_open(ampi_attention* a, const char* op, i
     return AMP_OK;
 }
 
-AMPI_FN size_t ampi_cuda_attention_workspace(const amp_attention_shape*) { return 0; }
+/* Two numbers for each query, without which gradients are formed by the plain kernels. */
+AMPI_FN size_t ampi_cuda_attention_workspace(const amp_attention_shape* s) {
+    return ampi_area(ampi_area(s->batch, s->heads), ampi_cuda_padded_queries(s)) * sizeof(float2);
+}
 
 /* The table's attention_forward. */
 AMPI_CUDA(attention_forward, const amp_attention_shape* shape, amp_ref q, amp_ref k, amp_ref v,
@@ -6855,6 +7309,11 @@ AMPI_CUDA(attention_forward, const amp_attention_shape* shape, amp_ref q, amp_re
     a.lse = lse;
     AMPI_TRY(ampi_cuda_attention_open(&a, op, 0, exec));
     if (a.s.batch == 0) return AMP_OK;
+    if (ampi_cuda_attention_fuses(&a)) {
+        static const ampi_cuda_fused fused[4] = AMPI_CUDA_FUSED_KERNELS(ampi_k_attention_fused);
+        return ampi_cuda_launch_fused(exec, op, fused, &a, NULL, a.s.heads, a.s.queries,
+            a.s.head_size > 64 ? 64 : 128);
+    }
     return ampi_cuda_launch(exec, op, ampi_k_attention,
         ampi_cuda_grid(a.s.batch * a.s.heads * a.s.queries, 1), AMPI_CUDA_BLOCK,
         AMPI_CUDA_ATTENTION_SHARED, a);
@@ -6872,6 +7331,9 @@ AMPI_CUDA(attention_backward, const amp_attention_shape* shape, amp_ref dy, amp_
     a.accumulate = accumulate;
     AMPI_TRY(ampi_cuda_attention_open(&a, op, AMPI_OUT | AMPI_NULL, exec));
     if (a.s.batch == 0) return AMP_OK;
+    float2* numbers = ampi_cuda_attention_fuses(&a)
+        ? (float2*)ampi_cuda_scratch(exec, ampi_cuda_attention_workspace(&a.s)) : NULL;
+    if (numbers) return ampi_cuda_attention_fused_backward(exec, op, &a, numbers);
     if (dk.data || dv.data)
         AMPI_TRY(ampi_cuda_launch(exec, op, ampi_k_attention_dkv,
             ampi_cuda_grid(a.s.batch * a.s.kv_heads * a.s.keys, 1), AMPI_CUDA_BLOCK,

@@ -17,6 +17,7 @@
 # Parts, in the order of their worth:
 #   test steps shares bits                   the tests; tests/bench/bench_cuda.cu
 #   eager cudnn                              PyTorch beside them: tests/bench/bench_cuda.py, where PYTHON has it
+#   attention                                attention by itself, and PyTorch's
 #   memcheck racecheck initcheck synccheck   compute-sanitizer over every test program
 #   compiled-gpt2 compiled-resnet34 compiled-mobilenet compiled-rest    PyTorch with torch.compile
 #   gemm passes torch-passes portable        products, on Hopper also by the kernels for other GPUs; unscale and Adam
@@ -131,7 +132,7 @@ tests() {
 
 # --- bench ---
 
-PARTS="test steps shares bits eager cudnn memcheck compiled-gpt2 compiled-resnet34 racecheck initcheck synccheck
+PARTS="test steps shares bits eager cudnn attention memcheck compiled-gpt2 compiled-resnet34 racecheck initcheck synccheck
        compiled-mobilenet compiled-rest gemm passes torch-passes portable"
 PARTS_DIR=${PARTS_DIR:-$B/cuda/parts}
 
@@ -191,7 +192,7 @@ collect() {
 # One part, in a process of its own.
 part() {
     here
-    if [ -n "$DRY" ]; then program="$B/emu800_bench --tiny" rows="gpt2 separable lenet5:64 784x512" where="--device cpu --tiny"
+    if [ -n "$DRY" ]; then program="$B/emu800_bench --tiny" rows="gpt2 model_gpt2 separable lenet5:64 784x512" where="--device cpu --tiny"
     else program=$D/bench_cuda rows="" where=""; fi
     # shellcheck disable=SC2086
     case $1 in
@@ -208,6 +209,7 @@ part() {
                   [ -n "$DRY" ] || { programs && program=$D/bench_cuda; } || return 1
                   printf '\nBelow: the kernels for other GPUs.\n' && $program gemm ;;
         eager | cudnn) torch $1 ;;
+        attention) $program attention && torch attention ;;
         torch-passes) torch passes ;;
         compiled-rest) torch compiled vgg16 stack separable ;;
         compiled-*) torch compiled "${1#compiled-}" ;;
@@ -221,7 +223,7 @@ torch() {
     "$python" -c "import torch" 2> /dev/null || { echo "skipped: $python has no PyTorch"; return 0; }
     # shellcheck disable=SC2046,SC2086
     "$python" tests/bench/bench_cuda.py "$@" $where --results \
-        $(for own in steps shares passes; do ls "$PARTS_DIR/$own.md" 2> /dev/null; done)
+        $(for own in steps shares passes attention; do ls "$PARTS_DIR/$own.md" 2> /dev/null; done)
 }
 # A row as soon as a program has ended; what the tool found first stands below it.
 sanitize() {

@@ -808,19 +808,6 @@ static void open_network(const char* shape) {
 
 /* --- a training step of GPT-2 with AdamW: BATCHxTOKENS; F16 has a loss scaler. In the graph, and by hand --- */
 
-/* The logits of gpt.h's network in the graph: their layer has the embedding's weight. */
-static amp_value building_gpt2(amp_model* m, const gpt_shape* s) {
-    amp_transformer_desc block;
-    amp_value embedded, x;
-    size_t i;
-    memset(&block, 0, sizeof block);
-    block.heads = (int)s->heads;
-    block.layers = (int)s->blocks;
-    embedded = amp_embedding(m, amp_tokens(m, (int)s->length), (int)s->vocabulary, (int)s->channels);
-    x = amp_position_embedding(m, embedded);
-    for (i = 0; i < s->blocks; i++) x = amp_transformer_block(m, x, &block);
-    return amp_tied_linear(m, amp_layer_norm(m, x), embedded);
-}
 static void open_gpt2(const char* shape) {
     open_case* o = &now_open;
     gpt_shape s;

@@ -5,6 +5,7 @@
        passes   unscale and Adam beside a copy on the device
        steps    training: a step as single launches and as a graph, its memory, its share of the largest product's speed
        shares   where the time of a step goes: an event before and one behind each operator
+       attention   forward and backward, causal, by sizes and types
        bits     weights and moments after some steps: single launches, once more, and a graph; equal to the byte
 
    Medians; what is compared runs in turns, on the same buffers, in one process. Buffers hold random numbers, and products
@@ -339,6 +340,9 @@ static void read_size(Sizes* s, const amp_conv2d_shape* const& c) {
                 std::to_string(std::max(c->stride_h, 1)) + "p" + std::to_string(c->pad_h) + "g" + std::to_string(groups);
     s->product *= (double)c->n * c->out_channels * h * w * (c->channels / groups) * c->kernel_h * c->kernel_w;
 }
+static void read_size(Sizes* s, const amp_attention_shape* const& a) {
+    for (size_t n : { a->batch, a->queries, a->heads, a->head_size }) read_size(s, n);
+}
 static void read_size(Sizes* s, const amp_pool2d_shape* const& p) {
     s->words += image(p->n, p->channels, p->height, p->width);
 }
@@ -376,7 +380,8 @@ static const amp_backend* timed_backend() {
     TIME(linear_forward); TIME(linear_backward); TIME(linear_relu_forward);
     TIME(conv2d_forward); TIME(conv2d_backward); TIME(conv2d_relu_forward);
     TIME(pool2d_forward); TIME(pool2d_backward); TIME(batch_norm_forward); TIME(batch_norm_backward);
-    TIME(layer_norm_forward); TIME(layer_norm_backward); TIME(softmax_forward); TIME(softmax_backward);
+    TIME(layer_norm_forward); TIME(layer_norm_backward); TIME(attention_forward); TIME(attention_backward);
+    TIME(embedding_forward); TIME(embedding_backward); TIME(softmax_forward); TIME(softmax_backward);
     TIME(activation_forward); TIME(activation_backward);
     TIME(softmax_cross_entropy_forward); TIME(softmax_cross_entropy_backward);
     TIME(training_pass); TIME(training_losses); TIME(training_check); TIME(training_step);
@@ -413,10 +418,10 @@ static void label(void* p, size_t n, size_t classes) {
     NEED(cudaMemcpy(p, all.data(), 4 * n, cudaMemcpyHostToDevice));
 }
 
-/* What is trained: NAME:BATCH TYPE, of GPT-2 BATCHxTOKENS; numbers are the widths of a dense network. bench_cuda.py reads
+/* What is trained: NAME:BATCH TYPE, of GPT-2 BATCHxTOKENS, by raw calls or as model_gpt2 in the graph; numbers are the widths of a dense network. bench_cuda.py reads
    the list. */
 static const char* const training_rows[] = {
-    "gpt2:8x1024 bf16", "resnet34:128 f16", "resnet34_32:512 f16", "mobilenet:128 f16", "vgg16:512 f16", "stack:512 f16",
+    "gpt2:8x1024 bf16", "model_gpt2:8x1024 bf16", "resnet34:128 f16", "resnet34_32:512 f16", "mobilenet:128 f16", "vgg16:512 f16", "stack:512 f16",
     "separable:512 f16", "lenet5:64 f16", "lenet5:1024 f16", "784x512x512x10:256 f16",
     "784x2048x2048x2048x2048x2048x10:1024 bf16", "784x4096x4096x4096x4096x4096x10:8192 bf16"
 };
@@ -432,7 +437,13 @@ static Row row_of(const char* text) {
     return r;
 }
 
-/* At O1 with Adam. */
+static gpt_shape gpt_of(const Row& r) {
+    gpt_shape s = gpt2_shape((size_t)r.batch, (size_t)r.length, r.low);
+    if (tiny) { s.channels = 32; s.heads = 2; s.blocks = 2; s.vocabulary = 24; }
+    return s;
+}
+
+/* At O1 with Adam, GPT-2 with AdamW. */
 struct Model : Training {
     amp_model* m = nullptr;
     amp_batch batch = {};
@@ -451,24 +462,36 @@ struct Model : Training {
         d.batch = r.batch;
         d.precision.level = AMP_O1;
         d.precision.low_dtype = r.low;
-        d.optimizer.kind = AMP_ADAM;
+        const bool transformer = r.name == "model_gpt2";
+        d.optimizer.kind = transformer ? AMP_ADAMW : AMP_ADAM;
         d.logger.log = amp_log_stderr;
         d.backend = backend;
         d.backend_desc = &cuda;
         NEED(amp_model_create(&m, &d));
-        building b = building_begin(m, r.batch, n ? 3 : widths.empty() ? 1 : widths[0], side);
-        const size_t features = (size_t)b.channels * side * side * r.batch;
-        amp_softmax_cross_entropy(m, n ? building_network(&b, n, divide) : widths.empty() ? building_lenet(&b)
-                                     : building_dense(&b, widths.data(), (int)widths.size()));
+        size_t features, classes;
+        amp_value logits;
+        if (transformer) {
+            const gpt_shape s = gpt_of(r);
+            logits = building_gpt2(m, &s);
+            flops = gpt_flops(&s); samples = features = s.batch * s.length; classes = s.vocabulary;
+        } else {
+            building b = building_begin(m, r.batch, n ? 3 : widths.empty() ? 1 : widths[0], side);
+            features = (size_t)b.channels * side * side * r.batch;
+            logits = n ? building_network(&b, n, divide) : widths.empty() ? building_lenet(&b)
+                       : building_dense(&b, widths.data(), (int)widths.size());
+            flops = b.flops; samples = (size_t)r.batch; classes = (size_t)b.channels;
+        }
+        amp_softmax_cross_entropy(m, logits);
         NEED(amp_model_finalize(m));
         amp_memory memory;
         NEED(amp_model_memory(m, &memory));
-        flops = b.flops; samples = (size_t)r.batch; bytes = memory.total_bytes + 4 * features;
+        bytes = memory.total_bytes + 4 * features;
         params = amp_model_params(m, &count);
         images.reset(new Memory(4 * features));
         labels.reset(new Memory(4 * samples));
-        randomize(images->p, AMP_F32, features, 7);
-        label(labels->p, samples, (size_t)b.channels);
+        if (transformer) label(images->p, features, classes);      /* tokens */
+        else randomize(images->p, AMP_F32, features, 7);
+        label(labels->p, samples, classes);
         batch.n = r.batch;
         batch.inputs[0] = images->p;
         batch.targets[0] = labels->p;
@@ -489,8 +512,7 @@ struct Gpt : Training {
     bool as_graph;
     int steps = 0;
     Gpt(const Row& r, int want_graph) : as_graph(want_graph) {
-        gpt_shape s = gpt2_shape((size_t)r.batch, (size_t)r.length, r.low);
-        if (tiny) { s.channels = 32; s.heads = 2; s.blocks = 2; s.vocabulary = 24; }
+        const gpt_shape s = gpt_of(r);
         const size_t R = s.batch * s.length;
         std::map<int32_t, std::vector<int32_t>> of_token;
         std::vector<int32_t> order, starts;
@@ -651,6 +673,59 @@ static void bench_bits(const char* row) {
     if (again != eager || graph != eager) throw std::runtime_error("bits differ");
 }
 
+/* --- attention ------------------------------------------------------------------------------------ */
+
+/* Causal, heads of 64 elements. A second row without Tensor Cores: its operands begin two bytes further on. */
+static void bench_attention_row(size_t batch, size_t length, amp_dtype t, bool plain, amp_cuda* context, cudaStream_t stream) {
+    amp_attention_shape s = {};
+    s.batch = batch; s.queries = length; s.heads = tiny ? 2 : 12; s.head_size = 64; s.causal = 1;
+    const size_t n = batch * length * s.heads * s.head_size, size = amp_dtype_size(t), shift = plain ? size : 0;
+    std::unique_ptr<Memory> all[8];
+    amp_ref x[8];
+    for (int i = 0; i < 8; i++) {
+        all[i].reset(new Memory(n * size + 16));
+        randomize(all[i]->p, t, n + shift / size, (uint64_t)i + 1);
+        x[i] = amp_ref_of((char*)all[i]->p + shift, t);
+    }
+    Memory lse(4 * batch * s.heads * length), workspace(amp_cuda_backend()->attention_workspace(&s));
+    amp_exec e = amp_cuda_exec(context);
+    e.workspace = workspace.p;
+    e.workspace_size = amp_cuda_backend()->attention_workspace(&s);
+    const Call forward = [&](size_t) {
+        NEED(amp_cuda_backend()->attention_forward(&s, x[0], x[1], x[2], x[3], (float*)lse.p, &e));
+    };
+    const Call backward = [&](size_t) {
+        NEED(amp_cuda_backend()->attention_backward(&s, x[4], x[0], x[1], x[2], x[3], (const float*)lse.p, x[5], x[6], x[7], 0, &e));
+    };
+    forward(0);
+    const size_t count = tiny ? 1 : plain || t == AMP_F32 ? 1 : 10;
+    const Recorded one(forward, 1, count, stream), other(backward, 1, count, stream);
+    std::vector<double> us = measure({ [&](size_t) { NEED(cudaGraphLaunch(one.ready, stream)); },
+                                       [&](size_t) { NEED(cudaGraphLaunch(other.ready, stream)); } }, 1, 1, stream);
+    const double flops = 2.0 * (double)n * (double)(length + 1);      /* two products, for the keys that are seen */
+    for (int i = 0; i < 2; i++)
+        printf("| attention_%s %zux%zu %s%s | %9.1f | %6.1f |\n", i ? "backward" : "forward", batch, length, amp_dtype_name(t),
+               plain ? ", plain" : "", us[(size_t)i] / (double)count, flops * (i ? 2.5 : 1.0) * (double)count / us[(size_t)i] * 1e-6);
+    fflush(stdout);
+}
+static void bench_attention() {
+    static const size_t sizes[][2] = { { 64, 64 }, { 32, 256 }, { 8, 1024 }, { 2, 4096 } };
+    Stream stream;
+    amp_cuda_desc d = {};
+    amp_cuda* context;
+    d.stream = stream.s;
+    NEED(amp_cuda_create(&context, &d));
+    printf("\n### Attention, causal, 12 heads of 64 elements, batch x positions, launched as graphs\n\n"
+           "|  | us | TFLOP/s |\n|---|---|---|\n");
+    for (const size_t (&of)[2] : sizes)
+        for (amp_dtype t : { AMP_BF16, AMP_F16, AMP_F32 })
+            for (int plain = 0; plain <= (t == AMP_BF16); plain++) {
+                if (of[1] > 1024 && (plain || t == AMP_F32)) continue;      /* some 100 ms */
+                bench_attention_row(tiny ? 1 : of[0], tiny ? of[1] / 32 : of[1], t, plain != 0, context, stream.s);
+            }
+    amp_cuda_destroy(context);
+}
+
 /* --- the program ---------------------------------------------------------------------------------- */
 
 /* The rows that are wanted; how many of them failed. */
@@ -668,6 +743,7 @@ static int each_row(char** wanted, int count, const std::function<void(const cha
 static int run(const std::string& part, char** rows, int count) {
     if (part == "gemm") bench_gemms();
     else if (part == "passes") bench_passes();
+    else if (part == "attention") bench_attention();
     else if (part == "shares") return each_row(rows, count, bench_share);
     else if (part == "bits") {
         printf("\n### Weights and moments after five steps: their bits, a second training, a graph\n\n"

@@ -5,6 +5,7 @@ table on stdout; `sh tests/cuda.sh bench` runs it. Parts:
   eager     the training steps, as single launches and as a CUDA graph
   compiled  the same with torch.compile
   cudnn     the convolutions that the results name among their operators: forward, and both gradients
+  attention the calls of attention that the results name, by scaled_dot_product_attention
 
 Rows: those of bench_cuda.cu that begin so; none = all. Convolutional networks have channels last, cuDNN chooses by trial
 (cudnn.benchmark), F16 has a GradScaler, optimizers are the fused ones. Medians of CUDA events, several calls each. Ratios
@@ -29,7 +30,7 @@ WARM = 3
 torch.backends.cudnn.benchmark = True
 
 parser = argparse.ArgumentParser(usage=__doc__)
-parser.add_argument("part", choices=["passes", "eager", "compiled", "cudnn"])
+parser.add_argument("part", choices=["passes", "eager", "compiled", "cudnn", "attention"])
 parser.add_argument("rows", nargs="*")
 parser.add_argument("--results", nargs="*", default=[])
 parser.add_argument("--device", default="cuda")
@@ -158,7 +159,7 @@ def network(row):
     name, batch, length, low = re.fullmatch(r"(\w+):(\d+)x?(\d*) (\w+)", row).groups()
     batch, length, divide = (2, 16, 16) if tiny else (int(batch), int(length or 0), 1)
     low = {"f16": torch.float16, "bf16": torch.bfloat16}[low]
-    if name == "gpt2":
+    if name.endswith("gpt2"):
         net = networks.GPT2(length, 32, 2, 2, 24) if tiny else networks.GPT2(length)
         x = torch.arange(batch * length) * 7 % net.tokens.num_embeddings
         return net, x.view(batch, length), x, low, False
@@ -178,7 +179,7 @@ def training(row, compiled):
     net, x, labels, low, images = network(row)
     form = {"memory_format": torch.channels_last} if images else {}
     net, x, labels = net.to(args.device, **form), x.to(args.device, **form), labels.to(args.device)
-    kind = torch.optim.AdamW if row.startswith("gpt2") else torch.optim.Adam
+    kind = torch.optim.AdamW if "gpt2" in row else torch.optim.Adam
     optimizer = kind(net.parameters(), fused=True, **({"capturable": True} if on_gpu else {}))
     scaler = torch.amp.GradScaler(args.device, enabled=low == torch.float16)
     if compiled: net = torch.compile(net, backend="inductor" if on_gpu else "aot_eager")
@@ -238,5 +239,34 @@ def convolutions():
     return all(done)
 
 
-parts = {"passes": passes, "eager": lambda: steps(False), "compiled": lambda: steps(True), "cudnn": convolutions}
+# --- attention ---------------------------------------------------------------------------------------------
+
+def attention(gradient, batch, length, kind):
+    """Microseconds of one call among several in a graph; heads lie as a dense layer gives them."""
+    kind = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[kind]
+    q, k, v, dy = ((torch.rand(batch, length, 2 if tiny else 12, 64, device=args.device) * 2 - 1).to(kind).transpose(1, 2)
+                   .requires_grad_(bool(gradient)) for _ in range(4))
+    forward = lambda: nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    def run():
+        if not gradient: call = forward
+        else:
+            y = forward()
+            call = lambda: torch.autograd.grad(y, (q, k, v), dy, retain_graph=True)
+        count = 1 if tiny else 10
+        return [median(graph_of(call, count), 0.005) / count]
+    return on_a_stream(run)
+
+
+def attentions():
+    head("attention, us of a call", "own", "PyTorch", "ratio")
+    done = []
+    for name, cells in OURS.items():
+        found = re.fullmatch(r"attention_(\w+) (\d+)x(\d+) (\w+)(?:, plain)?", name)
+        if not found: continue
+        done.append(attempt(name, cells[0], lambda: attention(found[1] == "backward", int(found[2]), int(found[3]), found[4])))
+    return all(done)
+
+
+parts = {"passes": passes, "eager": lambda: steps(False), "compiled": lambda: steps(True), "cudnn": convolutions, "attention": attentions}
 raise SystemExit(not parts[args.part]())

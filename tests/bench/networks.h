@@ -131,6 +131,19 @@ static gpt_shape gpt2_shape(size_t batch, size_t length, amp_dtype low) {
     s.batch = batch; s.length = length; s.channels = 768; s.heads = 12; s.blocks = 12; s.vocabulary = 50304; s.low = low;
     return s;
 }
+/* The same in the graph: its logits, whose layer has the embedding's weight. */
+static amp_value building_gpt2(amp_model* m, const gpt_shape* s) {
+    amp_transformer_desc block;
+    amp_value embedded, x;
+    size_t i;
+    memset(&block, 0, sizeof block);
+    block.heads = (int)s->heads;
+    block.layers = (int)s->blocks;
+    embedded = amp_embedding(m, amp_tokens(m, (int)s->length), (int)s->vocabulary, (int)s->channels);
+    x = amp_position_embedding(m, embedded);
+    for (i = 0; i < s->blocks; i++) x = amp_transformer_block(m, x, &block);
+    return amp_tied_linear(m, amp_layer_norm(m, x), embedded);
+}
 /* Of a step. The work of attention is counted for the tokens that one may see. */
 static double gpt_flops(const gpt_shape* s) {
     const double C = (double)s->channels, a_block = C * (12.0 * C + (double)s->length);

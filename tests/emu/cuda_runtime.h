@@ -259,6 +259,8 @@ inline uint32_t ampi_ptx_f16x2_from_f32(float lo, float hi) {
 inline uint32_t ampi_ptx_bf16x2_from_f32(float lo, float hi) {
     return ampi_ptx_bf16_from_f32(lo) | (uint32_t)ampi_ptx_bf16_from_f32(hi) << 16;
 }
+/* ex2.approx.ftz */
+inline float ampi_ptx_exp2(float x) { return x < -126.0f ? 0.0f : std::exp2(x); }
 inline uint32_t ampi_ptx_add_f16x2(uint32_t a, uint32_t b) {
     return ampi_ptx_f16x2_from_f32(ampi_ptx_f32_from_f16((uint16_t)a) + ampi_ptx_f32_from_f16((uint16_t)b),
                                    ampi_ptx_f32_from_f16((uint16_t)(a >> 16)) + ampi_ptx_f32_from_f16((uint16_t)(b >> 16)));

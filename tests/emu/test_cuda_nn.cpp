@@ -1573,8 +1573,9 @@ static void test_rope() {
 }
 
 /* Against the CPU's operator, which has a double reference of its own. Sums differ in their order, exp and the rounding
-   of weights in their last place. */
-static void check_attention(amp_attention_shape s, amp_dtype t, const std::vector<int32_t>& lengths, int add) {
+   of weights in their last place. fused: operands lie as Tensor Cores want them, and there is memory for what their
+   kernels keep; else they begin one element after such a place. */
+static void check_attention(amp_attention_shape s, amp_dtype t, const std::vector<int32_t>& lengths, int add, bool fused = false) {
     amp_attention_shape c = s;
     Labels device(s.batch, 1);
     if (!lengths.empty()) {
@@ -1586,7 +1587,8 @@ static void check_attention(amp_attention_shape s, amp_dtype t, const std::vecto
     const size_t keys = s.keys ? s.keys : s.queries, kv = s.kv_heads ? s.kv_heads : s.heads, stride = s.key_stride ? s.key_stride : keys;
     const size_t row = s.ldq ? s.ldq : s.heads * s.head_size, kv_row = s.ldk ? s.ldk : kv * s.head_size;
     const size_t nq = s.batch * s.queries * row, nk = s.batch * stride * kv_row, ny = s.batch * s.queries * s.heads * s.head_size;
-    Tensor q(t, nq, 1), k(t, nk, 2), v(t, nk), y(t, ny), dy(t, ny, 3), lse(AMP_F32, s.batch * s.heads * s.queries);
+    const size_t shift = !fused;
+    Tensor q(t, nq, shift), k(t, nk, 2 * shift), v(t, nk), y(t, ny), dy(t, ny, 3 * shift), lse(AMP_F32, s.batch * s.heads * s.queries);
     Tensor dq(AMP_F32, nq, 1), dk(t, nk), dv(AMP_F32, nk);
     for (Tensor* x : { &q, &k, &v, &y, &dy, &dq, &dk, &dv, &lse }) x->fill(ordinary);
     const Bytes hq = q.get(), hk = k.get(), hv = v.get(), hdy = dy.get();
@@ -1595,6 +1597,8 @@ static void check_attention(amp_attention_shape s, amp_dtype t, const std::vecto
     CHECK(cuda->attention_forward(&s, amp_ref_of(q.dev, t), amp_ref_of(k.dev, t), amp_ref_of(v.dev, t), amp_ref_of(y.dev, t),
         lse.floats(), nullptr) == AMP_OK);
     CHECK(amp_attention_forward(&c, host(hq, t), host(hk, t), host(hv, t), host(hy, t), (float*)(void*)hl.data(), nullptr) == AMP_OK);
+    amp_exec exec = quiet_exec();
+    Workspace room(&exec, fused ? cuda->attention_workspace(&s) : 0);
     const auto close = [&](const char* what, const Tensor& x, const Bytes& want) {
         Bounded b(x.n);
         for (size_t i = 0; i < x.n; i++) b.value[i] = (double)x.value(want, i);
@@ -1606,23 +1610,26 @@ static void check_attention(amp_attention_shape s, amp_dtype t, const std::vecto
     close("attention, y", y, hy);
     OK(cudaMemcpy(y.dev, hy.data(), hy.size(), cudaMemcpyHostToDevice));
     OK(cudaMemcpy(lse.dev, hl.data(), hl.size(), cudaMemcpyHostToDevice));
+    const long before = launches();
     CHECK(cuda->attention_backward(&s, amp_ref_of(dy.dev, t), amp_ref_of(q.dev, t), amp_ref_of(k.dev, t), amp_ref_of(v.dev, t),
         amp_ref_of(y.dev, t), lse.floats(), amp_ref_of(dq.dev, AMP_F32), amp_ref_of(dk.dev, t), amp_ref_of(dv.dev, AMP_F32), add,
-        nullptr) == AMP_OK);
+        &exec) == AMP_OK);
+    CHECK(launched(before, fused && on_tensor_cores(AMP_BF16, AMP_BF16) ? 3 : 2));
     CHECK(amp_attention_backward(&c, host(hdy, t), host(hq, t), host(hk, t), host(hv, t), host(hy, t),
         (const float*)(const void*)hl.data(), host(hdq, AMP_F32), host(hdk, t), host(hdv, AMP_F32), add, nullptr) == AMP_OK);
     close("attention, dq", dq, hdq);
     close("attention, dk", dk, hdk);
     close("attention, dv", dv, hdv);
 }
+static amp_attention_shape attention_shape(size_t batch, size_t queries, size_t keys, size_t heads, size_t kv_heads, size_t head_size,
+                                           int causal, size_t window, float scale) {
+    amp_attention_shape s = {};
+    s.batch = batch; s.queries = queries; s.keys = keys; s.heads = heads; s.kv_heads = kv_heads; s.head_size = head_size;
+    s.causal = causal; s.window = window; s.scale = scale;
+    return s;
+}
 static void test_attention() {
-    const auto shape = [](size_t batch, size_t queries, size_t keys, size_t heads, size_t kv_heads, size_t head_size, int causal,
-                          size_t window, float scale) {
-        amp_attention_shape s = {};
-        s.batch = batch; s.queries = queries; s.keys = keys; s.heads = heads; s.kv_heads = kv_heads; s.head_size = head_size;
-        s.causal = causal; s.window = window; s.scale = scale;
-        return s;
-    };
+    const auto shape = attention_shape;
     for (amp_dtype t : TYPES) {
         check_attention(shape(2, 5, 0, 2, 0, 8, 1, 0, 0), t, {}, 0);
         check_attention(shape(1, 7, 19, 4, 2, 3, 1, 4, 0.5f), t, {}, AMP_ACCUMULATE_INPUT);
@@ -1635,6 +1642,43 @@ static void test_attention() {
     s.key_stride = 6;
     s.ldq = 24; s.ldk = 24; s.ldv = 24;
     check_attention(s, AMP_F16, { 4, 2 }, 0);
+}
+
+/* By Tensor Cores: several tiles, ragged ends, heads that are not whole tiles, rows that see nothing. */
+static void test_attention_fused() {
+    const auto shape = attention_shape;
+    for (amp_dtype t : { AMP_F16, AMP_BF16 }) {
+        check_attention(shape(1, 150, 164, 2, 1, 64, 1, 0, 0), t, {}, 0, true);
+        check_attention(shape(1, 70, 201, 2, 0, 40, 1, 50, -0.5f), t, {}, AMP_ACCUMULATE_INPUT, true);
+        check_attention(shape(3, 66, 130, 1, 0, 128, 0, 0, 0.7f), t, { 130, 0, 70 }, 0, true);
+    }
+    check_attention(shape(1, 200, 90, 2, 0, 72, 1, 17, 0), AMP_F16, {}, 0, true);      /* 110 queries see nothing */
+    check_attention(shape(2, 5, 0, 2, 0, 8, 1, 0, 0), AMP_BF16, { 5, 3 }, AMP_ACCUMULATE_INPUT, true);
+    amp_attention_shape s = shape(2, 65, 67, 2, 2, 16, 1, 0, 0);      /* rows [q|k|v] */
+    s.key_stride = 70;
+    s.ldq = 96; s.ldk = 96; s.ldv = 96;
+    check_attention(s, AMP_F16, { 67, 66 }, 0, true);
+}
+
+/* A NaN of k or v comes to the queries that see it, and to few others. */
+static void test_attention_nan() {
+    const size_t T = 150, at = 140, d = 16;
+    const amp_attention_shape s = attention_shape(1, T, 0, 1, 0, d, 1, 0, 0);
+    for (size_t shift : { 0, 1 }) for (int of_v : { 0, 1 }) {
+        Tensor q(AMP_F16, T * d, shift), k(AMP_F16, T * d, shift), v(AMP_F16, T * d, shift), y(AMP_F16, T * d);
+        for (Tensor* x : { &q, &k, &v, &y }) x->fill(ordinary);
+        Tensor& x = of_v ? v : k;
+        x.set(at * d + 3, NAN);
+        x.send();
+        CHECK(cuda->attention_forward(&s, amp_ref_of(q.dev, AMP_F16), amp_ref_of(k.dev, AMP_F16), amp_ref_of(v.dev, AMP_F16),
+            amp_ref_of(y.dev, AMP_F16), nullptr, nullptr) == AMP_OK);
+        const std::vector<double> got = y.values();
+        for (size_t i = 0; i < T; i++)
+            for (size_t c = 0; c < d; c++) {
+                const bool reached = i >= at && (!of_v || c == 3), apart = i + 63 < at || (of_v && c != 3);
+                CHECK(std::isnan(got[i * d + c]) ? !apart : !reached);
+            }
+    }
 }
 
 /* --- gradients that are added to, rows apart, labels ignored, statistics computed anew --- */
@@ -2449,6 +2493,8 @@ int main(int argc, char** argv) {
     TEST(test_transpose);
     TEST(test_rope);
     TEST(test_attention);
+    TEST(test_attention_fused);
+    TEST(test_attention_nan);
     TEST(test_softmax);
     TEST(test_row_turns);
     TEST(test_softmax_special);
