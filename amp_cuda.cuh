@@ -135,10 +135,10 @@ AMP_DEF amp_result amp_cuda_convert_with(amp_ref dst, amp_ref src, size_t n,
    exec->grows with backend = amp_cuda_backend(); enlarging it waits for the GPU.
    Order of sums. Maxima, activations, dropout, add and concat have the CPU's bits; averages,
    softmax and the sums of norms have one fixed order of their own.
-   Attention. From compute capability 8.0 on Tensor Cores take heads of up to 128 elements, a
-   multiple of 8, where q, k, v and dy have one type of 16 bits, each begins at a multiple of 16
-   bytes and has a leading dimension that is a multiple of 8; gradients, with
-   gpu->attention_workspace(&shape) bytes. All else goes to plain kernels, which take a hundred
+   Attention. Tensor Cores take heads of up to 128 elements, a multiple of 8, from compute
+   capability 8.0 on. There q, k, v and dy have one type of 16 bits; each begins at a multiple of 16
+   bytes and has a leading dimension that is a multiple of 8. Gradients need
+   gpu->attention_workspace(&shape) bytes, too. All else goes to plain kernels, which take a hundred
    times as long; heads of at most 256 elements, else AMP_ERR_UNSUPPORTED. Either has one fixed
    order. lengths lie in device memory and are not looked at: one beyond the keys counts as all.
    Embeddings and rope have the CPU's bits; a token outside of the vocabulary makes its row NaN, and
@@ -6919,7 +6919,7 @@ AMPI_D ampi_interval ampi_d_seen_by(const amp_attention_shape& s, size_t b, size
 }
 
 /* use(stage, j, whole) for each pair of tiles of which the block's rows, from `first` on, see
-   something, by the warps whose M * 16 rows do; whole: all of these see all of it. */
+   something. The warps call it whose M * 16 rows do; whole: all of these see all of it. */
 template <int D, int M, int N, int BY_KEY, class F>
 AMPI_D void ampi_d_each_pair(const amp_attention_shape& s, size_t b, size_t first,
         const ampi_cuda_pair& p, const F& use) {
