@@ -16021,8 +16021,10 @@ AMPI_FN void ampi_live_range_times(amp_model* m) {
         /* What the caller reads stays to the end. The seed of an output is there from the start of
            the backward pass to its turn. */
         if (n->is_output) ampi_live_range_use(ampi_live_data(n), end, own);
-        for (int i = 0; i < 2 && n->is_output && n->needs_grad; i++)
-            ampi_live_range_use(ampi_live_grad(n), i ? back : start, own);
+        if (n->is_output && n->needs_grad) {
+            ampi_live_range_use(ampi_live_grad(n), start, own);
+            ampi_live_range_use(ampi_live_grad(n), back, own);
+        }
         if (n->keeps_grad && n->needs_grad) ampi_live_range_use(ampi_live_grad(n), end, own);
 
         /* Its inputs' values, and their gradients where the backward pass hands them one: until
@@ -16669,7 +16671,7 @@ AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
         if (l->op == AMPI_OP_CAST) continue;
 
         /* Of shapes, which are ints only, all but pad_end: that shows in the output's size. Fields
-               that are younger than checkpoints, as frozen and scale, count where they are set. */
+           that are younger than checkpoints, as frozen and scale, count where they are set. */
         h = ampi_hash_words(h, numbers, AMPI_LENGTH(numbers));
         for (int j = 2; j < n->input_count; j++)
             h = ampi_hash_words(h, &n->inputs[j]->number, 1);

@@ -88,6 +88,16 @@ static uint64_t hash_params(uint64_t h, amp_model* m) {
     return h;
 }
 
+/* What both networks' models have. */
+static void settings(amp_model_desc* d, int batch, amp_level level, amp_dtype low) {
+    memset(d, 0, sizeof *d);
+    d->batch = batch;
+    d->seed = 7;
+    d->precision.level = level;
+    d->precision.low_dtype = low;
+    d->logger.log = amp_log_stderr;
+}
+
 /* Each second step has texts that end early. */
 static int run_text(uint64_t* h, amp_level level, amp_dtype low) {
     static const int32_t lengths[TEXTS] = { T, 5, 11, T };
@@ -99,17 +109,12 @@ static int run_text(uint64_t* h, amp_level level, amp_dtype low) {
     amp_batch b;
     amp_step_info info;
     int i, k;
-    memset(&d, 0, sizeof d);
+    settings(&d, TEXTS, level, low);
     memset(&how, 0, sizeof how);
     memset(&b, 0, sizeof b);
-    d.batch = TEXTS;
-    d.seed = 7;
-    d.precision.level = level;
-    d.precision.low_dtype = low;
     d.optimizer.kind = AMP_ADAMW;
     d.optimizer.lr = 0.004f;
     d.optimizer.clip_norm = 1.0f;
-    d.logger.log = amp_log_stderr;
     if (amp_model_create(&m, &d) != AMP_OK) return 0;
     build_text(m, &logits);
     if (amp_model_finalize(m) != AMP_OK) return 0;
@@ -142,19 +147,14 @@ static int run(uint64_t* h, amp_level level, amp_dtype low, amp_optimizer_kind k
     amp_batch b;
     amp_step_info info;
     int i, k;
-    memset(&d, 0, sizeof d);
+    settings(&d, batch, level, low);
     memset(&sd, 0, sizeof sd);
     memset(&b, 0, sizeof b);
-    d.batch = batch;
-    d.seed = 7;
-    d.precision.level = level;
-    d.precision.low_dtype = low;
     d.optimizer.kind = kind;
     d.optimizer.lr = kind == AMP_SGD ? 0.05f : 0.002f;
     d.optimizer.momentum = kind == AMP_SGD ? 0.9f : 0.0f;
     d.optimizer.weight_decay = kind == AMP_SGD ? 0.0f : 0.01f;
     d.optimizer.clip_norm = 5.0f;
-    d.logger.log = amp_log_stderr;
     sd.init_scale = 16777216.0f;                      /* high enough that some steps overflow in FP16 */
     sd.growth_interval = 3;
     if (level != AMP_O0) d.scaler = &sd;
