@@ -2409,10 +2409,10 @@ struct amp_backend {
    of an array. This room calls no other.
    Macros that use variables of the function around them. `logger`: AMPI_REFUSE_CALL. `exec`:
    AMPI_REFUSE_OP, AMPI_COMPUTE_OP, AMPI_DONE_OP, AMPI_GROW_WORKSPACE, AMPI_CHECK. The model
-   `m`: AMPI_EACH_NODE, AMPI_DRAFT, AMPI_OF_MODEL, AMPI_REFUSE, AMPI_REFUSE_LAYER, ampi_run,
-   ampi_model_fail, ampi_build_fail. The file `f`: AMPI_REFUSE_AS, AMPI_REFUSE_FILE,
-   AMPI_BAD_PATH. Arguments of an operator on rows, `f`: AMPI_OPEN_READER. Others are undefined
-   where their table or switch ends. */
+   `m`: AMPI_EACH_NODE, AMPI_EACH_PARAM, AMPI_EACH_GRADIENT, AMPI_DRAFT, AMPI_OF_MODEL,
+   AMPI_REFUSE, AMPI_REFUSE_LAYER, ampi_run, ampi_model_fail, ampi_build_fail. The file `f`:
+   AMPI_REFUSE_AS, AMPI_REFUSE_FILE, AMPI_BAD_PATH. Arguments of an operator on rows, `f`:
+   AMPI_OPEN_READER. Others are undefined where their table or switch ends. */
 
 /* not with -fshort-enums */
 typedef char ampi_enums_are_int[sizeof(amp_result) == sizeof(int) ? 1 : -1];
@@ -2897,6 +2897,10 @@ AMPI_FN int ampi_is_utf8(const char* text) {
 #define AMPI_CLEAR(x) memset(&(x), 0, sizeof (x))
 
 AMPI_FN size_t ampi_round_up(size_t a, size_t b) { return (a + b - 1) / b * b; }
+
+/* A loop over `count` elements, n of them from `at` on at once, at most `most`. */
+#define AMPI_EACH_TILE(at, n, count, most) \
+    for (size_t n, at = 0; (n = ampi_min_size((count) - at, most)) > 0; at += n)
 
 /* at least 1 */
 AMPI_FN size_t ampi_div_up(size_t a, size_t b) { return a <= b ? 1 : (a + b - 1) / b; }
@@ -14222,14 +14226,13 @@ AMPI_FN void ampi_normalize(float* x, size_t at, size_t n, const amp_reading* ho
 AMPI_CPU(load, amp_ref dst, amp_ref src, size_t n, int from_host AMPI_MAYBE,
         const amp_reading* how) {
     float x[AMPI_TILE];
-    size_t count, i;
+    size_t i;
     if (dst.dtype == AMP_I32) {
         for (i = 0; i < n; i++)
             ((int32_t*)dst.data)[i] = ampi_label_fit(ampi_label_at(src.data, src.dtype, i));
         return AMP_OK;
     }
-    for (size_t at = 0; at < n; at += count) {
-        count = ampi_min_size(n - at, AMPI_TILE);
+    AMPI_EACH_TILE(at, count, n, AMPI_TILE) {
         if (src.dtype != AMP_U8) ampi_load_f32(x, src.data, src.dtype, at, count);
         else for (i = 0; i < count; i++) x[i] = (float)((const uint8_t*)src.data)[at + i];
 
@@ -14512,9 +14515,9 @@ struct amp_model {
     int stale;                    /* steps were made since `training` was last read */
     int stepped;                  /* a step was made */
     int finalized;
-    int micro;                    /* micro-batches of the current step already done */
+    int micro;                    /* micro-batches of the current step begun */
     int unsummed;                 /* sums over ranks began for gradients from this parameter on */
-    int awaits_backward;          /* amp_forward was called */
+    int in_pass;                  /* of training: begun, and not yet counted in `passes` */
     int own_scalers;              /* losses that have a scaler of their own: none, or all */
     amp_scaler loss_scalers[AMP_MAX_LOSSES];
     const ampi_node* overflowed;  /* the first such loss that overflowed in this step, or NULL */
@@ -14529,8 +14532,12 @@ struct amp_model {
     const ampi_node* suspect;     /* where it did */
 };
 
-/* Of model m: each node; function f of the backend. */
+/* Of model m: each node, parameter and gradient; function f of the backend. */
 #define AMPI_EACH_NODE(n) for (ampi_node* n = m->first; n; n = n->next)
+#define AMPI_EACH_PARAM(p) \
+    for (const amp_param* p = m->params; p < m->params + m->param_count; p++)
+#define AMPI_EACH_GRADIENT(t) \
+    for (const amp_tensor* t = m->grad_list; t < m->grad_list + m->param_count; t++)
 #define ampi_run(f, ...) m->backend->f(__VA_ARGS__, &m->exec)
 #define AMPI_RUN(...) AMPI_TRY(ampi_run(__VA_ARGS__))
 
@@ -16215,8 +16222,7 @@ AMPI_FN uint64_t ampi_stream(const amp_model* m, int number) {
 AMPI_APART amp_result ampi_write_split(amp_model* m, uint16_t* low, uint16_t* rest,
         const float* values, size_t n) {
     uint16_t halves[2][4 * AMPI_BLOCK];
-    for (size_t i = 0, count; i < n; i += count) {
-        count = ampi_min_size(n - i, 4 * AMPI_BLOCK);
+    AMPI_EACH_TILE(i, count, n, 4 * AMPI_BLOCK) {
         ampi_split(halves[0], halves[1], values + i, count);
         AMPI_RUN(copy_in, low + i, halves[0], count * sizeof *low);
         AMPI_RUN(copy_in, rest + i, halves[1], count * sizeof *rest);
@@ -16228,8 +16234,7 @@ AMPI_APART amp_result ampi_write_split(amp_model* m, uint16_t* low, uint16_t* re
 AMPI_APART amp_result ampi_read_split(amp_model* m, const uint16_t* low, const uint16_t* rest,
         float* values, size_t n) {
     uint16_t halves[2][4 * AMPI_BLOCK];
-    for (size_t i = 0, count; i < n; i += count) {
-        count = ampi_min_size(n - i, 4 * AMPI_BLOCK);
+    AMPI_EACH_TILE(i, count, n, 4 * AMPI_BLOCK) {
         AMPI_RUN(copy_out, halves[0], low + i, count * sizeof *low);
         AMPI_RUN(copy_out, halves[1], rest + i, count * sizeof *rest);
         ampi_join(values + i, halves[0], halves[1], count);
@@ -16245,9 +16250,7 @@ AMPI_FN amp_result ampi_init_param(amp_model* m, const ampi_node* n, int k) {
     const amp_param* p = &m->params[index];
     const uint64_t seed = ampi_stream(m, index);
     float values[AMPI_BLOCK];
-    size_t count;
-    for (size_t at = 0; at < p->count; at += count) {
-        count = ampi_min_size(p->count - at, AMPI_BLOCK);
+    AMPI_EACH_TILE(at, count, p->count, AMPI_BLOCK) {
         for (size_t i = 0; i < count; i++)
             values[i] = n->custom ? ampi_initial_custom(&n->custom->params[k], seed, at + i)
                 : ampi_initial_weight(n, k == AMPI_BIAS, seed, at + i);
@@ -16581,7 +16584,7 @@ AMPI_FN amp_result ampi_check_param(amp_model* m, const amp_param* p, const void
         const char* what) {
     AMPI_TRY(ampi_check_finalized(m, what));
     AMPI_REFUSE(!values, AMP_ERR_ARGUMENT, "%s: the array of values is NULL", what);
-    for (int i = 0; i < m->param_count; i++) if (p == &m->params[i]) return AMP_OK;
+    AMPI_EACH_PARAM(own) if (p == own) return AMP_OK;
     return ampi_model_fail(AMP_ERR_ARGUMENT, "%s: p is not a parameter of this model", what);
 }
 
@@ -16597,9 +16600,7 @@ AMP_DEF amp_result amp_model_read_param(amp_model* m, const amp_param* p, float*
 AMPI_APART amp_result ampi_model_write_low(amp_model* m, const amp_param* p, const float* values) {
     float tile[4 * AMPI_BLOCK];
     uint16_t low[4 * AMPI_BLOCK];
-    size_t n;
-    for (size_t i = 0; i < p->count; i += n) {
-        n = ampi_min_size(p->count - i, 4 * AMPI_BLOCK);
+    AMPI_EACH_TILE(i, n, p->count, 4 * AMPI_BLOCK) {
         if (values) memcpy(tile, values + i, n * sizeof *tile);
         else AMPI_RUN(copy_out, tile, p->master + i, n * sizeof *tile);
         ampi_store_saturated(low, p->low_dtype, tile, n);
@@ -16619,7 +16620,7 @@ AMP_DEF amp_result amp_model_write_param(amp_model* m, const amp_param* p, const
 /* Writes the 16-bit copies of all masters. */
 AMP_DEF amp_result amp_model_sync_params(amp_model* m) {
     AMPI_TRY(ampi_check_finalized(m, "amp_model_sync_params"));
-    for (const amp_param* p = m->params; p < m->params + m->param_count; p++)
+    AMPI_EACH_PARAM(p)
         if (p->master && p->low) AMPI_TRY(ampi_model_write_low(m, p, NULL));
     return AMP_OK;
 }
@@ -16762,6 +16763,12 @@ AMPI_FN void ampi_start_pass(amp_model* m, const amp_batch* b, int training) {
     }
 }
 
+/* Elements of n's value in this pass, and those of a sample. */
+AMPI_FN size_t ampi_value_elements(const ampi_node* n) { return n->rows * n->features; }
+AMPI_FN size_t ampi_sample_elements(const amp_model* m, const ampi_node* n) {
+    return ampi_value_elements(n) / m->pass.samples;
+}
+
 /* What n reads of its parameter k: the low copy, or the master. An embedding in FP32 may have both,
    see ampi_kept_dtype. */
 AMPI_FN amp_ref ampi_weights(const amp_model* m, const ampi_node* n, int k) {
@@ -16793,7 +16800,7 @@ AMPI_FN float* ampi_variance(const amp_model* m, const ampi_node* n) {
    micro-batches, or k ranks, draw what one batch of k times the size would. */
 AMPI_FN amp_result ampi_run_dropout(amp_model* m, const ampi_node* n, amp_ref x, amp_ref y) {
     const amp_training* t = &m->training;
-    const size_t count = n->rows * n->features;
+    const size_t count = ampi_value_elements(n);
     if (!m->pass.training) return x.data == y.data ? AMP_OK : ampi_run(convert, y, x, count);
 
     /* Elements of a rank in a pass, and of all ranks. A backend with a position of its own counts
@@ -16818,7 +16825,7 @@ AMPI_FN amp_result ampi_run_custom(amp_model* m, const ampi_node* n, void* const
     amp_custom_call c;
     AMPI_CLEAR(c);
     c.n = (int)m->pass.samples;
-    c.count = n->rows * n->features;
+    c.count = ampi_value_elements(n);
     c.positions = (int)(n->reads[0]->rows / m->pass.samples);
     c.lengths = m->pass.has_lengths ? m->lengths : NULL;
     c.training = m->pass.training;
@@ -16899,7 +16906,7 @@ AMPI_FN amp_result ampi_run_transpose(amp_model* m, const ampi_node* n, amp_ref 
         int backward) {
     const int forms_positions = ampi_is(n, TO_POSITIONS) != backward;
     const size_t features = ampi_is(n, TO_POSITIONS) ? n->features : n->reads[0]->features;
-    const size_t positions = n->rows * n->features / m->pass.samples / features;
+    const size_t positions = ampi_sample_elements(m, n) / features;
     return ampi_run(transpose_forward, from, to, m->pass.samples, forms_positions ? features
         : positions, forms_positions ? positions : features);
 }
@@ -16952,14 +16959,12 @@ AMPI_FN amp_result ampi_count_right(amp_model* m, const ampi_node* loss) {
     const int has_labels = ampi_has_labels(loss);
     const size_t width = has_labels ? ampi_logits(loss) : 1;  /* logits of a prediction */
     const size_t classes = has_labels ? loss->classes : 1;
-    const size_t count = logits->rows * logits->features / width;
+    const size_t count = ampi_value_elements(logits) / width;
     const size_t at_once = has_labels ? ampi_rows_at_once(loss) : AMPI_BLOCK;
     float tile[2 * AMPI_BLOCK], *x = has_labels ? m->rows : tile;
     float* targets = x + at_once * width;  /* or int32 labels, of the same size */
-    size_t n;
 
-    for (size_t i = 0; i < count; i += n) {
-        n = ampi_min_size(count - i, at_once);
+    AMPI_EACH_TILE(i, n, count, at_once) {
         const int maps = has_labels && loss->labels > 1;
         const size_t step = maps ? n : 1;  /* from a prediction's logit to its next */
         AMPI_RUN(download, amp_f32(x), ampi_from(ampi_output_of(logits), i * width), n * width);
@@ -16981,16 +16986,18 @@ AMPI_FN amp_result ampi_count_right(amp_model* m, const ampi_node* loss) {
     return AMP_OK;
 }
 
+/* Targets of a loss by elements from `at` on. A mean has none: x stands for them. */
+AMPI_FN amp_ref ampi_float_target(const ampi_node* n, amp_ref x, size_t at) {
+    return ampi_is(n, MEAN) ? x : amp_f32((const float*)n->target + at);
+}
+
 /* The mean of loss n, one by elements, over `count` elements from `at` on. */
 AMPI_FN amp_result ampi_elements_loss(amp_model* m, const ampi_node* n, size_t at, size_t count,
         float* loss) {
     const amp_backend* f = m->backend;
-    const amp_exec* e = &m->exec;
     const amp_ref x = ampi_from(ampi_output_of(n->reads[0]), at);
-    const amp_ref target = amp_f32((const float*)n->target + at);
-    if (ampi_is(n, MSE)) return f->mse_forward(x, target, loss, count, e);
-    if (ampi_is(n, MEAN)) return f->mean_forward(x, x, loss, count, e);
-    return f->bce_with_logits_forward(x, target, loss, count, e);
+    return (ampi_is(n, MSE) ? f->mse_forward : ampi_is(n, MEAN) ? f->mean_forward
+        : f->bce_with_logits_forward)(x, ampi_float_target(n, x, at), loss, count, &m->exec);
 }
 
 /* Does loss n, one by elements, leave out positions? Then it runs sample by sample. */
@@ -17008,12 +17015,11 @@ AMPI_FN amp_result ampi_loss_value(amp_model* m, const ampi_node* n) {
         return ampi_run(softmax_cross_entropy_forward, ampi_output_of(in),
             (const int32_t*)n->target, &d, loss, in->rows * n->labels, n->classes);
     }
-    const size_t each = in->rows * in->features / m->pass.samples;  /* elements of a sample */
-    if (!ampi_is_by_sample(m, n)) return ampi_elements_loss(m, n, 0, each * m->pass.samples, loss);
+    if (!ampi_is_by_sample(m, n)) return ampi_elements_loss(m, n, 0, ampi_value_elements(in), loss);
 
     float *shares = (float*)(void*)(m->lengths + m->desc.batch), *means = shares + m->desc.batch;
     for (size_t i = 0; i < m->pass.samples; i++)
-        AMPI_TRY(ampi_elements_loss(m, n, i * each,
+        AMPI_TRY(ampi_elements_loss(m, n, i * ampi_sample_elements(m, in),
             (size_t)m->pass.data.lengths[i] * in->features, &means[i]));
     amp_gemm_shape s;
     AMPI_CLEAR(s);
@@ -17071,7 +17077,7 @@ AMPI_FN amp_result ampi_backward_norm(amp_model* m, const ampi_node* n, amp_ref 
    w. */
 AMPI_FN amp_result ampi_forward_sequence(amp_model* m, const ampi_node* n, amp_ref x, amp_ref w,
         amp_ref y) {
-    const size_t count = n->rows * n->features, each = count / m->pass.samples;
+    const size_t each = ampi_sample_elements(m, n);
     if (ampi_is(n, EMBEDDING))
         return ampi_run(embedding_forward, (const int32_t*)x.data, w, y, n->rows, n->fan_out,
             n->features);
@@ -17082,7 +17088,7 @@ AMPI_FN amp_result ampi_forward_sequence(amp_model* m, const ampi_node* n, amp_r
         const amp_rope_shape s = ampi_rope_of(m, n);
         return ampi_run(rope_forward, &s, x, y);
     }
-    for (size_t i = 0; i < count; i += each)
+    for (size_t i = 0; i < ampi_value_elements(n); i += each)
         AMPI_RUN(add_forward, ampi_from(x, i), ampi_from(w, m->pass.past * n->features),
             ampi_from(y, i), each);
     return AMP_OK;
@@ -17103,7 +17109,7 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
     const amp_ref x = ampi_output_of(in), y = ampi_output_of(n);
     const amp_ref w = ampi_weights(m, n, AMPI_WEIGHT);
     const amp_ref b = ampi_weights(m, n, AMPI_BIAS);
-    const size_t rows = n->rows, count = rows * n->features;
+    const size_t rows = n->rows, count = ampi_value_elements(n);
 
     switch (n->layer.op) {
         case AMP_OP_INPUT: case AMP_OP_FLATTEN: return AMP_OK;  /* flatten is its input */
@@ -17146,8 +17152,7 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, int relu)
 /* Adds statistics of n elements x in the backend's memory to *out. */
 AMPI_FN amp_result ampi_collect(amp_model* m, amp_stats* out, amp_ref x, size_t n) {
     float tile[AMPI_BLOCK];
-    for (size_t at = 0; at < n; at += AMPI_BLOCK) {
-        const size_t k = ampi_min_size(n - at, AMPI_BLOCK);
+    AMPI_EACH_TILE(at, k, n, AMPI_BLOCK) {
         AMPI_RUN(download, amp_ref_of(tile, x.dtype), ampi_from(x, at), k);
         amp_stats_collect(out, tile, x.dtype, k, m->policy.low_dtype, 1);
     }
@@ -17161,7 +17166,7 @@ AMPI_FN amp_result ampi_observe(amp_model* m, const ampi_node* n, int is_gradien
         return AMP_OK;
     amp_layer_stats* to = &m->pass.observed[n->number];
     return ampi_collect(m, is_gradient ? &to->output_gradient : &to->output, is_gradient
-        ? ampi_gradient_of(n) : ampi_output_of(n), n->rows * n->features);
+        ? ampi_gradient_of(n) : ampi_output_of(n), ampi_value_elements(n));
 }
 
 /* May a pass for the losses leave n out: a head that only predictions use? */
@@ -17189,20 +17194,17 @@ AMPI_FN amp_result ampi_forward(amp_model* m, const ampi_node* last, int with_lo
 AMPI_FN amp_result ampi_elements_gradient(amp_model* m, const ampi_node* n, size_t at, size_t count,
         float share, amp_ref dx) {
     const amp_backend* f = m->backend;
-    const amp_exec* e = &m->exec;
-    const amp_ref x = ampi_from(ampi_output_of(n->reads[0]), at), to = ampi_from(dx, at);
-    const amp_ref target = amp_f32((const float*)n->target + at);
-    const float* scale = m->training.loss_scale;
-    if (ampi_is(n, MSE)) return f->mse_backward(x, target, scale, share, to, count, e);
-    if (ampi_is(n, MEAN)) return f->mean_backward(x, x, scale, share, to, count, e);
-    return f->bce_with_logits_backward(x, target, scale, share, to, count, e);
+    const amp_ref x = ampi_from(ampi_output_of(n->reads[0]), at);
+    return (ampi_is(n, MSE) ? f->mse_backward : ampi_is(n, MEAN) ? f->mean_backward
+        : f->bce_with_logits_backward)(x, ampi_float_target(n, x, at), m->training.loss_scale,
+            share, ampi_from(dx, at), count, &m->exec);
 }
 
 /* dx, the gradient of loss n's input: it begins with the loss scale and n's own share in the step's
    sum, which is 0 in a pass of another loss. What has no loss gets 0 first. */
 AMPI_FN amp_result ampi_loss_gradient(amp_model* m, const ampi_node* n, amp_ref dx) {
     const ampi_node* in = n->reads[0];
-    const size_t count = in->rows * in->features;
+    const size_t count = ampi_value_elements(in);
     const int is_wanted = !m->pass.only || m->pass.only == n, by_sample = ampi_is_by_sample(m, n);
     const float share = is_wanted ? n->loss_weight * m->pass.grad_factor : 0.0f;
     if (by_sample || (ampi_has_labels(n) && n->classes < ampi_logits(n)))
@@ -17217,8 +17219,8 @@ AMPI_FN amp_result ampi_loss_gradient(amp_model* m, const ampi_node* n, amp_ref 
 
     for (size_t i = 0; i < m->pass.samples; i++) {
         const size_t length = (size_t)m->pass.data.lengths[i];
-        AMPI_TRY(ampi_elements_gradient(m, n, i * (count / m->pass.samples), length * in->features,
-            share * (float)((double)length / (double)m->pass.counted), dx));
+        AMPI_TRY(ampi_elements_gradient(m, n, i * ampi_sample_elements(m, in),
+            length * in->features, share * (float)((double)length / (double)m->pass.counted), dx));
     }
     return AMP_OK;
 }
@@ -17227,7 +17229,7 @@ AMPI_FN amp_result ampi_loss_gradient(amp_model* m, const ampi_node* n, amp_ref 
    of all positions. Those beyond the batch's have 0. */
 AMPI_FN amp_result ampi_positions_gradient(amp_model* m, const ampi_node* n, amp_ref dy, amp_ref dw,
         int add) {
-    const size_t each = n->rows * n->features / m->pass.samples, all = n->fan_in * n->fan_out;
+    const size_t each = ampi_sample_elements(m, n), all = n->fan_in * n->fan_out;
     if (!dw.data) return AMP_OK;
     if (!add && each < all)
         AMPI_RUN(zero, ampi_mutable(ampi_from(dw, each).data),
@@ -17250,7 +17252,7 @@ AMPI_FN amp_result ampi_backward_sequence(amp_model* m, const ampi_node* n, amp_
     if (!ampi_is(n, POSITION_EMBEDDING)) return ampi_run_transpose(m, n, dy, dx, 1 /* backward */);
     AMPI_TRY(ampi_positions_gradient(m, n, dy, dw, add));
     if (!dx.data || dx.data == dy.data) return AMP_OK;
-    return ampi_run(convert, dx, dy, n->rows * n->features);
+    return ampi_run(convert, dx, dy, ampi_value_elements(n));
 }
 
 /* As AMPI_CASE_FORWARD; dx is written, not added to. */
@@ -17272,7 +17274,7 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
     const amp_ref w = ampi_weights(m, n, AMPI_WEIGHT);
     const amp_ref dw = ampi_weight_grad(m, n->params[AMPI_WEIGHT]);
     const amp_ref db = ampi_weight_grad(m, n->params[AMPI_BIAS]);
-    const size_t rows = n->rows, count = in->rows * in->features;
+    const size_t rows = n->rows, count = ampi_value_elements(in);
 
     switch (n->layer.op) {
         case AMP_OP_INPUT: case AMP_OP_FLATTEN: case AMP_OP_CUSTOM: case AMP_OP_ATTENTION:
@@ -17300,7 +17302,7 @@ AMPI_FN amp_result ampi_backward_input(amp_model* m, const ampi_node* n, int j, 
         case AMP_OP_DROPOUT: return ampi_run_dropout(m, n, dy, dx);
         case AMP_OP_MUL:
             return f->mul_backward(dy, ampi_output_of(n->reads[0]), ampi_output_of(n->reads[1]),
-                j ? AMP_NONE : dx, j ? dx : AMP_NONE, 0 /* accumulate */, rows * n->features,
+                j ? AMP_NONE : dx, j ? dx : AMP_NONE, 0 /* accumulate */, ampi_value_elements(n),
                 n->features / n->reads[1]->features, e);
         case AMP_OP_CONCAT:
             /* The second input's features lie last in a row of dy. */
@@ -17326,7 +17328,7 @@ AMPI_FN amp_result ampi_load_seeds(amp_model* m, const amp_seeds* seeds) {
     }
     for (int i = 0; i < m->output_count; i++) {
         const ampi_node* n = m->outputs[i];
-        const size_t count = n->rows * n->features;
+        const size_t count = ampi_value_elements(n);
         const amp_ref to = ampi_gradient_of(n), from = seeds ? seeds->gradients[i] : AMP_NONE;
         if (!n->wants_grad) continue;
         if (from.data) AMPI_RUN(load, to, from, count, !seeds->on_device, &how);
@@ -17408,7 +17410,7 @@ AMPI_FN amp_result ampi_backward(amp_model* m, int starts) {
             const amp_ref sum = ampi_gradient_of(x);
             if (dx[j] && dx[j] != x->grad)
                 AMPI_RUN(add_forward, sum, amp_ref_of(dx[j], sum.dtype), sum,
-                    x->rows * x->features);
+                    ampi_value_elements(x));
         }
         if (starts) AMPI_TRY(ampi_start_sums(m, n));
     }
@@ -17444,12 +17446,10 @@ AMPI_FN amp_result ampi_check_numbers(amp_model* m, const amp_batch* b, const am
     const size_t size = amp_dtype_size(of->dtype), sample = of->positions * of->each;
     const size_t count = (size_t)b->n * sample;
     char where[AMPI_SHAPE_TEXT] = "";
-    size_t n;
     if (b->on_device && m->backend->asynchronous) return AMP_OK;
-    for (size_t at = 0; at < count; at += n) {
+    AMPI_EACH_TILE(at, n, count, AMPI_BLOCK) {
         int64_t copy[AMPI_BLOCK];  /* room for numbers of any type */
         const void* data = (const char*)of->data + at * size;
-        n = ampi_min_size(count - at, AMPI_BLOCK);
         if (b->on_device) {
             AMPI_RUN(copy_out, copy, data, n * size);
             data = copy;
@@ -17574,7 +17574,7 @@ AMPI_FN amp_result ampi_check_positions(amp_model* m, int given, const int32_t* 
 AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char* what,
         int with_targets) {
     AMPI_TRY(ampi_check_finalized(m, what));
-    AMPI_REFUSE(m->awaits_backward, AMP_ERR_STATE,
+    AMPI_REFUSE(m->in_pass, AMP_ERR_STATE,
         "%s: amp_forward waits for amp_backward, or amp_discard", what);
     AMPI_REFUSE(!b, AMP_ERR_ARGUMENT, "%s: the batch is NULL", what);
     AMPI_REFUSE(b->n < 1 || b->n > m->desc.batch, AMP_ERR_ARGUMENT,
@@ -17611,8 +17611,7 @@ AMPI_FN amp_result ampi_load_lengths(amp_model* m) {
     const int32_t* lengths = m->pass.data.lengths;
     float shares[AMPI_BLOCK], *to = (float*)(void*)(m->lengths + m->desc.batch);
     AMPI_RUN(copy_in, m->lengths, lengths, m->pass.samples * sizeof *lengths);
-    for (size_t n, at = 0; at < m->pass.samples; at += n) {
-        n = ampi_min_size(m->pass.samples - at, AMPI_BLOCK);
+    AMPI_EACH_TILE(at, n, m->pass.samples, AMPI_BLOCK) {
         for (size_t i = 0; i < n; i++)
             shares[i] = (float)((double)lengths[at + i] / (double)m->pass.counted);
         AMPI_RUN(copy_in, to + at, shares, n * sizeof *shares);
@@ -17627,7 +17626,7 @@ AMPI_FN amp_result ampi_load_inputs(amp_model* m) {
     for (int i = 0; i < m->input_count; i++) {
         const ampi_node* n = m->inputs[i];
         const amp_ref to = ampi_output_of(n), from = amp_ref_of(b->inputs[i], b->input_dtype);
-        const size_t count = n->rows * n->features;
+        const size_t count = ampi_value_elements(n);
         amp_reading how = n->reading;
         if (ampi_is_tokens(n)) {
             AMPI_TRY((b->on_device ? m->backend->copy : m->backend->copy_in)(n->data, b->inputs[i],
@@ -17650,11 +17649,10 @@ AMPI_FN amp_result ampi_mask_labels(amp_model* m, const ampi_node* n) {
     if (!m->pass.has_lengths || !n->is_sequence) return AMP_OK;
     for (size_t i = 0; i < AMPI_BLOCK; i++) none[i] = n->ignored;
     for (size_t i = 0; i < m->pass.samples; i++) {
-        size_t count, at = (size_t)m->pass.data.lengths[i] * n->labels;
-        for (; at < each; at += count) {
-            count = ampi_min_size(each - at, AMPI_BLOCK);
-            AMPI_RUN(copy_in, (int32_t*)n->target + i * each + at, none, count * sizeof *none);
-        }
+        const size_t counted = (size_t)m->pass.data.lengths[i] * n->labels;
+        int32_t* beyond = (int32_t*)n->target + i * each + counted;
+        AMPI_EACH_TILE(at, count, each - counted, AMPI_BLOCK)
+            AMPI_RUN(copy_in, beyond + at, none, count * sizeof *none);
     }
     return AMP_OK;
 }
@@ -17729,8 +17727,7 @@ AMPI_FN amp_result ampi_copy_running(amp_model* m, int from, int to) {
    `count` if none is found or readable. */
 AMPI_FN size_t ampi_first_bad(amp_model* m, amp_ref x, size_t count, const char** what) {
     float values[AMPI_BLOCK];
-    for (size_t at = 0; at < count; at += AMPI_BLOCK) {
-        const size_t k = ampi_min_size(count - at, AMPI_BLOCK);
+    AMPI_EACH_TILE(at, k, count, AMPI_BLOCK) {
         if (ampi_run(download, amp_f32(values), ampi_from(x, at), k) != AMP_OK) return count;
         for (size_t i = 0; i < k; i++) {
             if (ampi_has_finite_bits(&values[i])) continue;
@@ -17748,7 +17745,7 @@ AMPI_FN ampi_node* ampi_find_bad_seed(const amp_model* m, char* out, size_t size
     if (!seeds || seeds->scaled || seeds->on_device) return NULL;
     for (int i = 0; i < m->output_count; i++) {
         ampi_node* n = m->outputs[i];
-        const size_t count = seeds->gradients[i].data ? n->rows * n->features : 0;
+        const size_t count = seeds->gradients[i].data ? ampi_value_elements(n) : 0;
         for (size_t k = 0; k < count; k++) {
             if (amp_is_finite(ampi_from(seeds->gradients[i], k))) continue;
             ampi_say(out, size, "gradients[%d], given for the output '%s', is not finite at "
@@ -17771,7 +17768,7 @@ AMPI_FN ampi_node* ampi_find_trouble(amp_model* m, char* out, size_t size) {
     /* Evaluation tells of the sample in the data; in training the batch is the caller's. A node
        without a number is a cast. */
     AMPI_EACH_NODE(n) {
-        const size_t count = n->rows * n->features, each = count / m->pass.samples;
+        const size_t count = ampi_value_elements(n), each = ampi_sample_elements(m, n);
         if (ampi_is_idle(m, n) || ampi_is_loss(n) || ampi_is_tokens(n)) continue;
         if (ampi_forward_node(m, n, 0 /* without ReLU */) != AMP_OK) return NULL;
         const size_t bad = ampi_first_bad(m, ampi_output_of(n), count, &what);
@@ -17999,25 +17996,18 @@ AMPI_FN amp_result ampi_read_step(amp_model* m, int is_whole, amp_step_info* inf
     return AMP_OK;
 }
 
-/* Undoes a failed step and its earlier micro-batches: running statistics, random numbers, the
-   scaler's window, retained gradients. m->micro counts the failed micro-batch, which is no pass
-   yet. Returns `why`. */
+/* Undoes all micro-batches of the step, if one is open: running statistics, random numbers, the
+   scaler's window, retained gradients. Returns `why`. */
 AMPI_FN amp_result ampi_abandon_step(amp_model* m, amp_result why) {
+    if (m->micro == 0) return why;
     ampi_end_sums(m);  /* of arrays that the next step writes */
-    m->training.passes -= (uint64_t)(m->micro - 1);
-    m->micro = m->holds_grads = 0;
+    m->training.passes -= (uint64_t)(m->micro - m->in_pass);
+    m->micro = m->in_pass = m->holds_grads = 0;
     if (m->saved) ampi_copy_running(m, AMPI_BLOCK_RUNNING_SAVED, AMPI_BLOCK_RUNNING);
     ampi_run(training_abandon, &m->training);
     for (int i = 0; i < m->own_scalers; i++) ampi_scaler_close(&m->loss_scalers[i]);
     m->stale = m->backend->asynchronous;
     return why;
-}
-
-/* The same between two micro-batches, after an error; nothing where no step is open. */
-AMPI_FN amp_result ampi_abandon_open_step(amp_model* m, amp_result why) {
-    if (m->micro == 0) return why;
-    m->micro++;
-    return ampi_abandon_step(m, why);
 }
 
 /* The training pass up to the losses. The first of a step saves the running statistics, and clears
@@ -18049,8 +18039,7 @@ AMPI_FN amp_result ampi_scan_gradients(amp_model* m, const amp_param* p, ampi_ch
     for (int k = 0; k < m->param_count; k++) {
         const amp_tensor* t = &m->grad_list[k];
         if (p && p != &m->params[k]) continue;
-        for (size_t n, at = 0; at < t->count; at += n) {
-            n = ampi_min_size(t->count - at, AMPI_BLOCK);
+        AMPI_EACH_TILE(at, n, t->count, AMPI_BLOCK) {
             AMPI_RUN(download, amp_f32(tile), ampi_from(amp_ref_of(t->data, t->dtype), at), n);
             ampi_scan(tile, AMP_F32, at, n, ampi_inf_bits(AMP_F32) - 1, found);
         }
@@ -18060,7 +18049,7 @@ AMPI_FN amp_result ampi_scan_gradients(amp_model* m, const amp_param* p, ampi_ch
 
 /* Multiplies all weight gradients, FP32, by a number in the backend's memory. */
 AMPI_FN amp_result ampi_scale_gradients(amp_model* m, const float* factor) {
-    for (const amp_tensor* t = m->grad_list; t < m->grad_list + m->param_count; t++) {
+    AMPI_EACH_GRADIENT(t) {
         const amp_ref g = amp_f32((const float*)t->data);
         if (t->count) AMPI_RUN(mul_forward, g, amp_f32(factor), g, t->count, t->count);
     }
@@ -18070,7 +18059,7 @@ AMPI_FN amp_result ampi_scale_gradients(amp_model* m, const float* factor) {
 /* Are all weight gradients finite? Then, and only then, the mean of their means is. */
 AMPI_FN amp_result ampi_gradients_finite(amp_model* m, int* finite) {
     float *means = m->loss_values + m->loss_count + 4, *next = means, mean;
-    for (const amp_tensor* t = m->grad_list; t < m->grad_list + m->param_count; t++) {
+    AMPI_EACH_GRADIENT(t) {
         const amp_ref g = amp_f32((const float*)t->data);
         if (!t->count) continue;
         AMPI_RUN(mean_forward, g, g, next, t->count);
@@ -18125,7 +18114,8 @@ AMPI_FN amp_result ampi_run_backward(amp_model* m, const amp_seeds* seeds, int s
    is none of a scale's. */
 AMPI_FN amp_result ampi_update_loss_scalers(amp_model* m) {
     amp_result limit = AMP_OK;
-    if (m->own_scalers) AMPI_RUN(training_read, &m->training);
+    if (!m->own_scalers) return AMP_OK;
+    AMPI_RUN(training_read, &m->training);
     for (int i = 0; i < m->own_scalers; i++) {
         amp_scaler* s = &m->loss_scalers[i];
         int found = s->state.found_inf != 0;
@@ -18134,7 +18124,7 @@ AMPI_FN amp_result ampi_update_loss_scalers(amp_model* m) {
         const amp_result r = amp_scaler_update(s);
         if (limit == AMP_OK) limit = r;
     }
-    if (m->own_scalers) m->training.limit = limit;
+    m->training.limit = limit;
     return AMP_OK;
 }
 
@@ -18207,35 +18197,46 @@ AMPI_FN amp_result ampi_begin_micro(amp_model* m, const amp_batch* b) {
         m->saved = 0;
         ampi_freeze(m);
     }
+    m->in_pass = 1;
     AMPI_RUN(training_begin, &m->training, 1 /* a step follows */);
     return ampi_load_batch(m);
+}
+
+/* Counts the pass, if one is open. */
+AMPI_FN void ampi_end_pass(amp_model* m) {
+    m->training.passes += (uint64_t)m->in_pass;
+    m->in_pass = 0;
+}
+
+/* Ends a step whose update is made: it stays, even if its outcome cannot be read. A limit of the
+   scaler: the step was skipped. */
+AMPI_FN amp_result ampi_end_step(amp_model* m, amp_step_info* info) {
+    m->stale = m->backend->asynchronous;
+    const amp_result r = info ? ampi_report_step(m, info) : AMP_OK;
+    ampi_end_pass(m);
+    m->micro = 0;
+    m->stepped = 1;
+    return info && r == AMP_OK ? m->training.limit : r;
 }
 
 /* Runs the next micro-batch of a step on a batch that was checked; after a failure the whole step
    is undone. info: NULL if nobody waits for the outcome. */
 AMPI_FN amp_result ampi_attempt(amp_model* m, const amp_batch* b, amp_step_info* info) {
-    const int is_last = m->micro + 1 == m->desc.accumulate;
     amp_result r = ampi_begin_micro(m, b);
     if (r == AMP_OK) r = ampi_replay_step(m);
-    if (r != AMP_OK) return ampi_abandon_step(m, r);
-
-    /* A step whose update is made stays, even if its outcome cannot be read. */
+    if (r == AMP_OK && m->micro == m->desc.accumulate) return ampi_end_step(m, info);
     m->stale = m->backend->asynchronous;
-    if (info) r = ampi_report_step(m, info);
-    if (r != AMP_OK && !is_last) return ampi_abandon_step(m, r);
-    m->training.passes++;
-    if (!is_last) return AMP_OK;
-    m->micro = 0;
-    m->stepped = 1;
-    return info && r == AMP_OK ? m->training.limit : r;  /* a limit of the scaler: the step was
-                                                            skipped */
+    if (r == AMP_OK && info) r = ampi_report_step(m, info);
+    if (r != AMP_OK) return ampi_abandon_step(m, r);
+    ampi_end_pass(m);
+    return AMP_OK;
 }
 
 /* A rank that fails may not leave others waiting for its sums: all fail. Theirs is the sentence. */
 AMPI_FN amp_result ampi_fail_together(amp_model* m, amp_result own, const char* sentence) {
     int failed = own != AMP_OK;
     amp_result r = ampi_any_rank(m, &failed);
-    if (r != AMP_OK) return ampi_abandon_open_step(m, r);
+    if (r != AMP_OK) return ampi_abandon_step(m, r);
     if (own != AMP_OK) return own;
     return failed ? ampi_model_fail(AMP_ERR_ARGUMENT, "%s", sentence) : AMP_OK;
 }
@@ -18261,7 +18262,7 @@ AMPI_FN amp_result ampi_check_training(amp_model* m, const amp_batch* b, const c
 
     /* Earlier micro-batches have made no gradient of what is unfrozen between them. */
     if (m->micro == 0) return AMP_OK;
-    for (const amp_param* p = m->params; p < m->params + m->param_count; p++)
+    AMPI_EACH_PARAM(p)
         AMPI_REFUSE(!p->grad && !ampi_is_frozen_now(m, p), AMP_ERR_STATE,
             "%s: '%s' was frozen when this step began; "
             "unfreeze group %d before the first micro-batch of a step", what, p->name, p->group);
@@ -18312,13 +18313,6 @@ AMP_DEF amp_result amp_train_read(amp_model* m, amp_step_info* info) {
 }
 
 /* --- the parts of a step --- */
-/* Drops the open step; between its passes m->micro counts whole ones. Returns `why`. */
-AMPI_FN amp_result ampi_drop_step(amp_model* m, amp_result why) {
-    const int in_pass = m->awaits_backward;
-    m->awaits_backward = 0;
-    return in_pass ? ampi_abandon_step(m, why) : ampi_abandon_open_step(m, why);
-}
-
 /* Runs the pass up to the losses, and leaves it open for amp_backward. */
 AMP_DEF amp_result amp_forward(amp_model* m, const amp_batch* batch, float* loss) {
     fenv_t floats;
@@ -18332,13 +18326,13 @@ AMP_DEF amp_result amp_forward(amp_model* m, const amp_batch* batch, float* loss
     if (r == AMP_OK && loss) r = ampi_total_loss(m, loss);
     fesetenv(&floats);
     if (r != AMP_OK) return ampi_abandon_step(m, r);
-    m->awaits_backward = m->holds_values = 1;
+    m->holds_values = 1;
     return AMP_OK;
 }
 
 /* Refuses a call without amp_forward, and seeds of which one is no gradient of its output. */
 AMPI_FN amp_result ampi_check_seeds(amp_model* m, const amp_seeds* seeds) {
-    AMPI_REFUSE(!m->awaits_backward, AMP_ERR_STATE, "backward: amp_forward comes first");
+    AMPI_REFUSE(!m->in_pass, AMP_ERR_STATE, "backward: amp_forward comes first");
     AMPI_REFUSE(!seeds && m->loss_count == 0, AMP_ERR_ARGUMENT,
         "backward: the model has no loss, and seeds is NULL: all gradients would be 0");
     for (int i = 0; seeds && i < AMP_MAX_OUTPUTS; i++) {
@@ -18382,10 +18376,9 @@ AMP_DEF amp_result amp_backward(amp_model* m, const amp_seeds* seeds) {
     if (r == AMP_OK && !m->backend->asynchronous) r = ampi_look_for_trouble(m);
     m->pass.seeds = NULL;
     fesetenv(&floats);
-    if (r != AMP_OK) return ampi_drop_step(m, r);
-    m->awaits_backward = 0;
+    if (r != AMP_OK) return ampi_abandon_step(m, r);
+    ampi_end_pass(m);
     m->pass.batch = NULL;
-    m->training.passes++;
     m->stale = m->backend->asynchronous;
     return AMP_OK;
 }
@@ -18394,7 +18387,7 @@ AMP_DEF amp_result amp_backward(amp_model* m, const amp_seeds* seeds) {
    step's. */
 AMPI_FN amp_result ampi_check_passes(amp_model* m, int all, const char* what) {
     AMPI_TRY(ampi_check_finalized(m, what));
-    AMPI_REFUSE(m->awaits_backward || m->micro == 0, AMP_ERR_STATE, "%s: amp_backward comes first",
+    AMPI_REFUSE(m->in_pass || m->micro == 0, AMP_ERR_STATE, "%s: amp_backward comes first",
         what);
     AMPI_REFUSE(all && m->micro < m->desc.accumulate, AMP_ERR_STATE,
         "%s: %d of the step's %d micro-batches were made", what, m->micro, m->desc.accumulate);
@@ -18414,13 +18407,7 @@ AMP_DEF amp_result amp_update(amp_model* m, amp_step_info* info) {
 
     feholdexcept(&floats);
     amp_result r = ampi_run_update(m);
-    if (r == AMP_OK) {
-        m->stale = m->backend->asynchronous;
-        if (info) r = ampi_report_step(m, &told);
-        m->micro = 0;
-        m->stepped = 1;
-        if (r == AMP_OK && info) r = m->training.limit;
-    } else ampi_abandon_open_step(m, r);
+    r = r == AMP_OK ? ampi_end_step(m, info ? &told : NULL) : ampi_abandon_step(m, r);
     fesetenv(&floats);
     if (info && (r == AMP_OK || r == AMP_ERR_OVERFLOW)) *info = told;
     return r;
@@ -18428,7 +18415,7 @@ AMP_DEF amp_result amp_update(amp_model* m, amp_step_info* info) {
 
 AMP_DEF amp_result amp_discard(amp_model* m) {
     AMPI_TRY(ampi_check_finalized(m, "discard"));
-    return ampi_drop_step(m, AMP_OK);
+    return ampi_abandon_step(m, AMP_OK);
 }
 
 /* --- what lies between the parts --- */
@@ -18447,7 +18434,7 @@ AMP_DEF amp_result amp_model_read_value(amp_model* m, amp_value v, float* out) {
     AMPI_REFUSE(!n || !n->is_output, AMP_ERR_ARGUMENT, "read value: value %d is no output", v.id);
     AMPI_REFUSE(!m->holds_values, AMP_ERR_STATE,
         "read value: there is none since the model ran last; amp_forward comes first");
-    return ampi_run(download, amp_f32(out), ampi_output_of(n), n->rows * n->features);
+    return ampi_run(download, amp_f32(out), ampi_output_of(n), ampi_value_elements(n));
 }
 
 AMP_DEF amp_result amp_model_read_gradient(amp_model* m, amp_value v, float* out) {
@@ -18458,12 +18445,12 @@ AMP_DEF amp_result amp_model_read_gradient(amp_model* m, amp_value v, float* out
     AMPI_REFUSE(!n || !n->keeps_grad, AMP_ERR_ARGUMENT,
         "read gradient: amp_retain_gradient was not called for value %d", v.id);
     if (m->holds_grads && m->backend->asynchronous) AMPI_TRY(ampi_look_for_trouble(m));
-    AMPI_REFUSE(m->micro && !m->awaits_backward && !m->holds_grads && !m->pass.batch,
+    AMPI_REFUSE(m->micro && !m->in_pass && !m->holds_grads && !m->pass.batch,
         AMP_ERR_OVERFLOW, "read gradient: %s", m->trouble[0] ? m->trouble
         : "gradients overflow at this loss scale");
     AMPI_REFUSE(!m->holds_grads, AMP_ERR_STATE,
         "read gradient: there is none since the model ran last; amp_backward comes first");
-    const size_t count = n->rows * n->features;
+    const size_t count = ampi_value_elements(n);
     AMPI_TRY(ampi_refresh(m));
     AMPI_RUN(download, amp_f32(out), ampi_gradient_of(n), count);
     ampi_divide_by_scale(m, out, count);
@@ -18495,8 +18482,7 @@ AMP_DEF amp_result amp_model_write_param_gradient(amp_model* m, const amp_param*
     amp_ref g;
     AMPI_TRY(ampi_gradient_to_read(m, p, values, &g, "write param gradient"));
     const float scale = m->training.scaler.state.scale_in_use;
-    for (size_t n, at = 0; at < p->count; at += n) {
-        n = ampi_min_size(p->count - at, AMPI_BLOCK);
+    AMPI_EACH_TILE(at, n, p->count, AMPI_BLOCK) {
         for (size_t i = 0; i < n; i++) tile[i] = values[at + i] * scale;
         AMPI_RUN(upload, ampi_from(g, at), amp_f32(tile), n);
     }
@@ -18511,10 +18497,9 @@ AMP_DEF amp_result amp_model_clip_gradients(amp_model* m, float limit) {
         "clip gradients: limit %g must be finite and above 0", (double)limit);
     AMPI_TRY(ampi_refresh(m));
     limit *= m->training.scaler.state.scale_in_use;
-    for (const amp_tensor* t = m->grad_list; t < m->grad_list + m->param_count; t++) {
+    AMPI_EACH_GRADIENT(t) {
         const amp_ref g = amp_ref_of(t->data, t->dtype);
-        for (size_t n, at = 0; at < t->count; at += n) {
-            n = ampi_min_size(t->count - at, AMPI_BLOCK);
+        AMPI_EACH_TILE(at, n, t->count, AMPI_BLOCK) {
             AMPI_RUN(download, amp_f32(tile), ampi_from(g, at), n);
             for (size_t i = 0; i < n; i++)
                 if (ampi_has_finite_bits(&tile[i]))
@@ -18544,30 +18529,39 @@ AMPI_FN void ampi_explain_loss(amp_model* m, amp_eval_info* info) {
     else AMPI_SAY(info->message, "the weighted sum of the losses is not finite");
 }
 
-/* A pass in evaluation mode over a batch that begins at sample `first` of its data: the losses into
-   *told, cleared, or, if NULL, the value of `last` into out. */
-AMPI_FN amp_result ampi_evaluate_nodes(amp_model* m, const amp_batch* b, int64_t first,
-        const ampi_node* last, amp_eval_info* told, float* out) {
+/* amp_evaluate without its remark, for a batch that begins at sample `first` of its data. */
+AMPI_FN amp_result ampi_evaluate_losses(amp_model* m, const amp_batch* batch, int64_t first,
+        amp_eval_info* told) {
     fenv_t floats;
-    ampi_start_pass(m, b, 0 /* not training */);
+    AMPI_CLEAR(*told);
+    AMPI_TRY(ampi_check_batch(m, batch, "evaluate", 1 /* with targets */));
+    ampi_start_pass(m, batch, 0 /* not training */);
     m->pass.first = first;
     m->pass.told = told;
     feholdexcept(&floats);
-    amp_result r = told ? ampi_load_batch(m) : ampi_load_inputs(m);
-    if (r == AMP_OK) r = ampi_forward(m, last, told != NULL);
-    if (r == AMP_OK) r = told ? ampi_total_loss(m, &told->loss)
-        : ampi_run(download, amp_f32(out), ampi_output_of(last), last->rows * last->features);
-    if (told && r == AMP_OK && !ampi_has_finite_bits(&told->loss)) ampi_explain_loss(m, told);
+    amp_result r = ampi_load_batch(m);
+    if (r == AMP_OK) r = ampi_forward(m, m->last, 1 /* with losses */);
+    if (r == AMP_OK) r = ampi_total_loss(m, &told->loss);
+    if (r == AMP_OK && !ampi_has_finite_bits(&told->loss)) ampi_explain_loss(m, told);
     fesetenv(&floats);
     return r;
 }
 
-/* amp_evaluate without its remark, for a batch that begins at sample `first` of its data. */
-AMPI_FN amp_result ampi_evaluate_losses(amp_model* m, const amp_batch* batch, int64_t first,
-        amp_eval_info* told) {
-    AMPI_CLEAR(*told);
-    AMPI_TRY(ampi_check_batch(m, batch, "evaluate", 1 /* with targets */));
-    return ampi_evaluate_nodes(m, batch, first, m->last, told, NULL);
+/* The value of n in evaluation mode, from row `row` on, for a batch that was checked and follows
+   `past` positions. */
+AMPI_FN amp_result ampi_evaluate_value(amp_model* m, const amp_batch* b, size_t past,
+        const ampi_node* n, size_t row, float* out) {
+    fenv_t floats;
+    ampi_start_pass(m, b, 0 /* not training */);
+    m->pass.past = past;
+    feholdexcept(&floats);
+    amp_result r = ampi_load_inputs(m);
+    if (r == AMP_OK) r = ampi_forward(m, n, 0 /* without losses */);
+    if (r == AMP_OK)
+        r = ampi_run(download, amp_f32(out), ampi_from(ampi_output_of(n), row * n->features),
+            ampi_value_elements(n) - row * n->features);
+    fesetenv(&floats);
+    return r;
 }
 
 /* The loss and right answers of one batch. */
@@ -18590,7 +18584,7 @@ AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v
     AMPI_REFUSE(ampi_is_loss(n) || ampi_is_tokens(n), AMP_ERR_ARGUMENT, "predict: '%s' %s",
         n->layer.name, ampi_is_loss(n) ? "is a loss" : "has tokens");
     /* before a layer that works in place */
-    return ampi_evaluate_nodes(m, batch, 0, ampi_source(n), NULL, out);
+    return ampi_evaluate_value(m, batch, 0 /* past */, ampi_source(n), 0 /* row */, out);
 }
 
 /* --- text --- */
@@ -18643,25 +18637,16 @@ typedef struct ampi_text {
 
 /* Logits behind the last token, to t->row. */
 AMPI_FN amp_result ampi_text_logits(ampi_text* t) {
-    amp_model* m = t->m;
-    const ampi_node* n = t->logits;
-    fenv_t floats;
+    const size_t fresh = t->count - t->known;
     amp_batch b;
     AMPI_CLEAR(b);
     b.n = 1;
-    b.positions = (int)(t->count - t->known);
+    b.positions = (int)fresh;
     b.inputs[0] = t->tokens + t->known;
-    AMPI_TRY(ampi_check_batch(m, &b, "generate", 0 /* without targets */));
-    ampi_start_pass(m, &b, 0 /* not training */);
-    m->pass.past = t->known;
-    feholdexcept(&floats);
-    amp_result r = ampi_load_inputs(m);
-    if (r == AMP_OK) r = ampi_forward(m, n, 0 /* without losses */);
-    if (r == AMP_OK) r = ampi_run(download, amp_f32(t->row),
-        ampi_from(ampi_output_of(n), (n->rows - 1) * n->features), n->features);
-    fesetenv(&floats);
-    if (r == AMP_OK && t->caches) t->known = t->count;
-    return r;
+    AMPI_TRY(ampi_check_batch(t->m, &b, "generate", 0 /* without targets */));
+    AMPI_TRY(ampi_evaluate_value(t->m, &b, t->known, t->logits, fresh - 1, t->row));
+    if (t->caches) t->known = t->count;
+    return AMP_OK;
 }
 
 /* Token number `i` of the text, drawn from t->row; -1 where its logits are not finite. The sums of
@@ -19104,7 +19089,7 @@ AMPI_FN amp_result ampi_fit_one_epoch(ampi_fit_run* f, int epoch) {
 AMPI_FN amp_result ampi_fit_epochs(ampi_fit_run* f) {
     for (int i = f->d.first_epoch; i < f->d.epochs && !f->info.end; i++) {
         const amp_result r = ampi_fit_one_epoch(f, i);
-        if (r != AMP_OK) return ampi_abandon_open_step(f->m, r);
+        if (r != AMP_OK) return ampi_abandon_step(f->m, r);
     }
     return AMP_OK;
 }
