@@ -14176,6 +14176,8 @@ AMP_DEF amp_result amp_self_test(const amp_logger* logger) {
     return AMP_OK;
 }
 
+AMPI_COMPILE_WELL
+
 /* >>impl-backend The CPU's table of functions, by which a model runs. Each entry has the form that
    amp_backend declares. */
 
@@ -14332,6 +14334,8 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
     };
     return &cpu;
 }
+
+AMPI_COMPILE_SMALL
 
 /* >>impl-model  The graph: nodes are added by calls, then finalize chooses types, plans memory and
    fills it.
@@ -14993,9 +14997,12 @@ AMPI_FN amp_result ampi_keep_constants(amp_model* m, const amp_input_desc* d) {
     return AMP_OK;
 }
 
-/* Adds the draft, an input. */
-AMPI_FN amp_value ampi_input_add(amp_model* m) {
+/* Adds the draft, an input of that shape. */
+AMPI_FN amp_value ampi_input_add(amp_model* m, int positions, int c, int h, int w) {
     ampi_node* n = &m->draft;
+    ampi_set_shape(n, c, h, w);
+    n->layer.positions = positions;
+    n->is_sequence = positions > 1;
     AMPI_REFUSE_LAYER(m->input_count == AMP_MAX_INPUTS, AMP_ERR_SHAPE,
         "a model has at most %d inputs", AMP_MAX_INPUTS);
     n->index = m->input_count;
@@ -15012,11 +15019,8 @@ AMP_DEF amp_value amp_tokens(amp_model* m, int positions) {
     AMPI_REFUSE_LAYER(!ampi_shape_fits(m, positions, 1, 1, 1), AMP_ERR_SHAPE,
         "tokens at %d positions for a batch of %d are not a size that can be had", positions,
         m->desc.batch);
-    ampi_set_shape(n, 1, 1, 1);
-    n->layer.positions = positions;
-    n->is_sequence = positions > 1;
     n->layer.storage_dtype = AMP_I32;
-    return ampi_input_add(m);
+    return ampi_input_add(m, positions, 1, 1, 1);
 }
 
 /* Adds an input, if its sizes, scale, mean and std are valid. */
@@ -15030,15 +15034,12 @@ AMP_DEF amp_value amp_input_with(amp_model* m, const amp_input_desc* d) {
         "%d x %d x %d at %d positions for a batch of %d is not a size that can be had", d->channels,
         d->height, d->width, positions, m->desc.batch);
 
-    ampi_set_shape(n, d->channels, d->height, d->width);
-    n->layer.positions = positions;
-    n->is_sequence = positions > 1;
     n->reading.channels = (size_t)d->channels;
     n->reading.pixels = (size_t)d->height * (size_t)d->width;
     n->reading.scale = d->scale;
     ampi_draft_range(m, "scale", &d->scale, AMPI_FLT_MAX);
     ampi_keep_constants(m, d);
-    return ampi_input_add(m);
+    return ampi_input_add(m, positions, d->channels, d->height, d->width);
 }
 
 AMP_DEF amp_value amp_input(amp_model* m, int channels, int height, int width) {
