@@ -8315,6 +8315,12 @@ AMPI_FN amp_result ampi_check_operands(const amp_exec* exec, const char* op, siz
 #define AMPI_ARG_F32(v, use, n) { #v, v, AMP_F32, use, AMPI_FLAT(n) }
 #define AMPI_CHECK(op, n, list) AMPI_TRY(ampi_check_operands(exec, op, n, list, AMPI_LENGTH(list)))
 
+/* The workspace of exec if it has so many bytes, more than 0; else NULL. */
+AMPI_FN float* ampi_workspace(const amp_exec* exec, size_t bytes) {
+    const int fits = bytes > 0 && exec && exec->workspace && exec->workspace_size >= bytes;
+    return fits ? ampi_align64(exec->workspace) : NULL;
+}
+
 /* How far ahead, in bytes, loops over rows of n floats prefetch: 0 for short rows, which processors
    prefetch themselves. */
 AMPI_INLINE size_t ampi_ahead(size_t n) {
@@ -8382,6 +8388,13 @@ AMPI_FN size_t ampi_tile_size(size_t n, size_t start) {
     return ampi_min_size(n - start, AMPI_TILE);
 }
 
+/* For each tile of n elements, which threads share: `count` of them, from number `at` on. */
+#define AMPI_SHARE_TILES(n, at, count, ...) \
+    AMPI_PARALLEL_OVER(n, for (int64_t ampi_i = 0; ampi_i < (int64_t)(n); ampi_i += AMPI_TILE) { \
+        const size_t at = (size_t)ampi_i, count = ampi_tile_size(n, at); \
+        __VA_ARGS__; \
+    })
+
 /* A tile of rows holds as many whole rows of d > 0 elements as fit, at most AMPI_ROWS; or part of a
    longer one, from column `start` on. Kernels read and write whole groups of lanes: a tile has room
    for one behind the last row, and the next row overwrites a row's surplus. */
@@ -8405,6 +8418,11 @@ AMPI_FN int ampi_direct(const ampi_argument* v, size_t d) {
     return ampi_dtype_or_f32(v->dtype) == AMP_F32 && d % AMPI_LANES == 0;
 }
 
+/* Elements [i, i + n) of an operand as floats. */
+AMPI_FN void ampi_load(const ampi_argument* v, size_t i, float* to, size_t n) {
+    ampi_load_f32(to, v->data, v->dtype, i, n);
+}
+
 /* Elements [i, i + n), rows of d, as floats to read: in place if a group of lanes may be read
    behind them, or widened into `tile`. all: elements of the operand, or 0 if a result is written
    over it. */
@@ -8413,7 +8431,7 @@ AMPI_FN const float* ampi_view_rows(const ampi_argument* v, size_t i, size_t n, 
     if (n == 0 || ampi_direct(v, d) || (ampi_dtype_or_f32(v->dtype) == AMP_F32
         && i + n + AMPI_LANES <= all))
         return (const float*)v->data + i;
-    ampi_load_f32(tile, v->data, v->dtype, i, n);
+    ampi_load(v, i, tile, n);
     memset(tile + n, 0, (d < n ? (size_t)AMPI_LANES : ampi_padded(n) - n) * sizeof *tile);
     return tile;
 }
@@ -8432,11 +8450,11 @@ AMPI_FN float* ampi_open(const ampi_argument* y, size_t i, size_t d, float* tile
     return ampi_direct(y, d) && !(y->use & AMPI_ADDS) ? (float*)(uintptr_t)y->data + i : tile;
 }
 
-/* v[l] += element i + l of y, n of them, at most AMPI_ROWS_TILE. */
-AMPI_FN void ampi_add_stored(const ampi_argument* y, size_t i, float* v, size_t n) {
-    float old[AMPI_ROWS_TILE];
-    ampi_load_f32(old, y->data, y->dtype, i, n);
-    for (size_t l = 0; l < n; l++) v[l] += old[l];
+/* sum[l] += element i + l of v, n of them, at most AMPI_ROWS_TILE. */
+AMPI_FN void ampi_add_elements(const ampi_argument* v, size_t i, float* sum, size_t n) {
+    float x[AMPI_ROWS_TILE];
+    ampi_load(v, i, x, n);
+    for (size_t l = 0; l < n; l++) sum[l] += x[l];
 }
 
 /* Stores elements [i, i + n) of a result, if any, from v, which may lie there; v becomes the sum
@@ -8444,7 +8462,7 @@ AMPI_FN void ampi_add_stored(const ampi_argument* y, size_t i, float* v, size_t 
    differ in NaNs. */
 AMPI_FN void ampi_store(const ampi_argument* y, size_t i, float* v, size_t n) {
     if (!y->data) return;
-    if (y->use & AMPI_ADDS) ampi_add_stored(y, i, v, n);
+    if (y->use & AMPI_ADDS) ampi_add_elements(y, i, v, n);
     ampi_kernels_now()->convert(ampi_mutable(ampi_at(y->data, y->dtype, i)),
         ampi_dtype_or_f32(y->dtype), v, AMP_F32, n, NULL, 1);
     ampi_kernels_end();
@@ -8661,34 +8679,35 @@ typedef struct ampi_pool_tile {
     size_t plane;               /* the one in lane 0 */
     int two_stages;  /* averages of planes that are not small, whose sums begin in `sums` */
     ampi_rect y;     /* the windows: rows and columns of y */
-    float* windows;  /* their y or dy, row after row */
-    float* pixels;   /* of x, a rectangle at a time */
-    float* sums;     /* of two stages: a row of pixels, the sums of columns or of gradients */
-    int32_t* best;   /* the greatest key that each window met in a search, see ampi_pool_key */
-    uint32_t* at;    /* the kernel position where: row * width of x + column */
+
+    /* y or dy of the windows, row after row; pixels of x, a rectangle at a time; of two stages a
+       row of pixels, the sums of columns or of gradients */
+    AMPI_ALIGNED float windows[AMPI_POOL_ROOM(AMPI_POOL_BLOCK)];
+    AMPI_ALIGNED float pixels[AMPI_POOL_ROOM(AMPI_POOL_PIXELS)];
+    AMPI_ALIGNED float sums[AMPI_POOL_ROOM(AMPI_POOL_PIXELS)];
+
+    /* the greatest key that each window met in a search, see ampi_pool_key; the kernel position
+       where: row * width of x + column */
+    AMPI_ALIGNED int32_t best[AMPI_POOL_ROOM(AMPI_POOL_MAXIMA)];
+    AMPI_ALIGNED uint32_t at[AMPI_POOL_ROOM(AMPI_POOL_MAXIMA)];
 } ampi_pool_tile;
 
-/* A tile of planes from `plane` on, without pixels, places and windows q->y. */
-AMPI_FN ampi_pool_tile ampi_pool_tile_of(const ampi_pool_plan* p, const ampi_argument* list,
-        size_t plane, float* windows, float* sums) {
-    ampi_pool_tile q;
-    AMPI_CLEAR(q);
-    q.p = p;
-    q.list = list;
-    q.plane = plane;
-    q.two_stages = !p->max && !ampi_pool_is_small(p);
-    q.windows = windows;
-    q.sums = sums;
-    return q;
+/* A tile of planes from `plane` on; its windows and arrays are not set. */
+AMPI_FN void ampi_pool_begin(ampi_pool_tile* q, const ampi_pool_plan* p, const ampi_argument* list,
+        size_t plane) {
+    q->p = p;
+    q->list = list;
+    q->plane = plane;
+    q->two_stages = !p->max && !ampi_pool_is_small(p);
 }
 
 /* Adds n pixels of `count` planes, which begin at `row` and lie `pitch` bytes apart, to a tile. */
 AMPI_FN void ampi_pool_add_row(float* tile, const char* row, amp_dtype t, size_t pitch,
         size_t count, size_t n) {
     AMPI_ALIGNED float old[AMPI_LANES * AMPI_LANES];
-    for (size_t pixels, i = 0; i < n; i += pixels, row += pixels * ampi_type_size(t)) {
-        pixels = ampi_min_size(n - i, AMPI_LANES);
-        ampi_kernels_now()->lanes_in(old, AMPI_LANES, row, pitch, t, count, pixels, pixels);
+    AMPI_EACH_TILE(i, pixels, n, AMPI_LANES) {
+        ampi_kernels_now()->lanes_in(old, AMPI_LANES, row + i * ampi_type_size(t), pitch, t, count,
+            pixels, pixels);
         for (size_t l = 0; l < pixels * AMPI_LANES; l++) tile[i * AMPI_LANES + l] += old[l];
     }
 }
@@ -8760,7 +8779,7 @@ AMPI_INLINE void ampi_pool_add(float* AMPI_RESTRICT to, const float* AMPI_RESTRI
 /* A task for a row of windows, from number `row` in q->windows on, and `rows` rows of pixels x in
    columns [d->c0, d->c1). place: the kernel position where a window's first column meets the first
    of these rows, see ampi_pool_tile.at. */
-AMPI_INLINE void ampi_pool_windows(ampi_pool_task task, const ampi_pool_tile* q, size_t row,
+AMPI_INLINE void ampi_pool_windows(ampi_pool_task task, ampi_pool_tile* q, size_t row,
         const ampi_rect* d, float* x, int rows, uint32_t place) {
     const int64_t sw = q->p->w.stride, width = d->c1 - d->c0, n = q->y.c1 - q->y.c0;
 
@@ -8786,7 +8805,7 @@ AMPI_INLINE void ampi_pool_windows(ampi_pool_task task, const ampi_pool_tile* q,
 /* A task for row `oh` of the windows and the pixels of rectangle d. In two stages, windows meet one
    row, q->sums, in place of the rows of d. An average's q->sums are those of all rows of its
    windows, so windows sum it when the last row is in. A gradient's q->sums go to each row. */
-AMPI_KERNEL(ampi_pool_row, (ampi_pool_task task, const ampi_pool_tile* q, int oh,
+AMPI_KERNEL(ampi_pool_row, (ampi_pool_task task, ampi_pool_tile* q, int oh,
         const ampi_rect* d, float* pixels), task, q, oh, d, pixels) {
     /* rows [r0, r1) of d belong to these windows, whose own rows are `span` */
     const ampi_span span = ampi_window(q->p->h, oh);
@@ -8824,7 +8843,7 @@ AMPI_KERNEL(ampi_pool_row, (ampi_pool_task task, const ampi_pool_tile* q, int oh
 }
 
 /* Divides each window's sum by the pixels that its average counts. */
-AMPI_KERNEL(ampi_pool_divide, (const ampi_pool_tile* q), q) {
+AMPI_KERNEL(ampi_pool_divide, (ampi_pool_tile* q), q) {
     float* v = q->windows;
     int oh, ow, l;
     for (oh = q->y.r0; oh < q->y.r1; oh++)
@@ -8878,19 +8897,16 @@ AMPI_FN int ampi_pool_rows_end(const ampi_pool_tile* q, int end, int limit) {
    do. */
 AMPI_APART void ampi_pool_forward_planes(const ampi_pool_plan* p, const ampi_argument* list,
         size_t plane) {
-    AMPI_ALIGNED float pixels[AMPI_POOL_ROOM(AMPI_POOL_PIXELS)],
-        sums[AMPI_POOL_ROOM(AMPI_POOL_PIXELS)];
-    AMPI_ALIGNED float windows[AMPI_POOL_ROOM(AMPI_POOL_BLOCK)];
     const int columns = ampi_max_int(1, (AMPI_POOL_COLUMNS - p->w.kernel) / p->w.stride + 1);
-    ampi_pool_tile q = ampi_pool_tile_of(p, list, plane, windows, sums);
-    q.pixels = pixels;
+    ampi_pool_tile q;
+    ampi_pool_begin(&q, p, list, plane);
     for (q.y.c0 = 0; q.y.c0 < p->w.out; q.y.c0 = q.y.c1) {
         q.y.c1 = ampi_min_int(p->w.out - q.y.c0, columns) + q.y.c0;
         for (q.y.r0 = 0; q.y.r0 < p->h.out; q.y.r0 = q.y.r1) {
             q.y.r1 = ampi_pool_rows_end(&q, p->h.out, AMPI_POOL_BLOCK);
             ampi_pool_take(&q, p->max ? AMPI_POOL_TAKE_MAX : AMPI_POOL_TAKE_SUM);
             if (!p->max) ampi_pool_divide(&q);
-            ampi_pool_move(&q, AMPI_ARG_Y, &q.y, windows);
+            ampi_pool_move(&q, AMPI_ARG_Y, &q.y, q.windows);
         }
     }
 }
@@ -8923,8 +8939,9 @@ AMPI_FN void ampi_pool_give_rows(ampi_pool_tile* q, int end, const ampi_rect* d,
    top down. Each row of windows gives once, when a tile holds all its pixels; one that goes on
    below waits, and the rows of pixels that it begins in are kept for the next tile. Windows of more
    rows than a tile give to each tile that they meet. */
-AMPI_FN void ampi_pool_backward_columns(ampi_pool_tile* q, ampi_rect d, float* sums) {
+AMPI_FN void ampi_pool_backward_columns(ampi_pool_tile* q, ampi_rect d) {
     const ampi_pool_plan* p = q->p;
+    float* dx = p->max ? q->sums : q->pixels;  /* of both the one that windows leave free */
     const size_t row = ampi_rect_width(&d) * AMPI_LANES;  /* floats */
     const int max_rows = AMPI_POOL_PIXELS / (d.c1 - d.c0);
     const int exceeds_tile = ampi_min_int(p->h.kernel, p->h.size) > max_rows;
@@ -8932,47 +8949,40 @@ AMPI_FN void ampi_pool_backward_columns(ampi_pool_tile* q, ampi_rect d, float* s
     q->y.r0 = 0;
     for (d.r0 = 0; d.r0 < p->h.size; d.r0 += complete) {
         d.r1 = ampi_min_int(p->h.size - d.r0, max_rows) + d.r0;
-        memset(sums + (size_t)kept * row, 0, (size_t)(d.r1 - d.r0 - kept) * row * sizeof *sums);
+        memset(dx + (size_t)kept * row, 0, (size_t)(d.r1 - d.r0 - kept) * row * sizeof *dx);
 
         /* rows of windows from q->y.r0, the first that has not given, to `end` give */
         const ampi_span meet = ampi_window_range(p->h, d.r0, d.r1);
         if (exceeds_tile) q->y.r0 = meet.first;
         int end = exceeds_tile ? meet.last : q->y.r0;
         while (end < meet.last && ampi_window(p->h, end).last <= d.r1) end++;
-        ampi_pool_give_rows(q, end, &d, sums);
+        ampi_pool_give_rows(q, end, &d, dx);
 
         /* rows above the next window are complete */
         const int next = end < p->h.out ? ampi_window(p->h, end).first : d.r1;
         complete = ampi_min_int(d.r1, next) - d.r0;
         kept = d.r1 - d.r0 - complete;
         d.r1 = d.r0 + complete;
-        ampi_pool_move(q, AMPI_ARG_Y, &d, sums);
-        memmove(sums, sums + (size_t)complete * row, (size_t)kept * row * sizeof *sums);
+        ampi_pool_move(q, AMPI_ARG_Y, &d, dx);
+        memmove(dx, dx + (size_t)complete * row, (size_t)kept * row * sizeof *dx);
     }
 }
 
 /* The gradient of 16 planes from `plane` on. A tile is as tall as a window if 32 columns, of maxima
-   one, leave it room. Averages read no x: its pixels serve as q.sums. */
+   one, leave it room. */
 AMPI_APART void ampi_pool_backward_planes(const ampi_pool_plan* p, const ampi_argument* list,
         size_t plane) {
-    AMPI_ALIGNED float pixels[AMPI_POOL_ROOM(AMPI_POOL_PIXELS)],
-        sums[AMPI_POOL_ROOM(AMPI_POOL_PIXELS)];
-    AMPI_ALIGNED float windows[AMPI_POOL_ROOM(AMPI_POOL_BLOCK)];
-    AMPI_ALIGNED int32_t best[AMPI_POOL_ROOM(AMPI_POOL_MAXIMA)];
-    AMPI_ALIGNED uint32_t at[AMPI_POOL_ROOM(AMPI_POOL_MAXIMA)];
     const int fit = AMPI_POOL_PIXELS / ampi_min_int(p->h.kernel, p->h.size);
     const int columns = ampi_min_int(AMPI_POOL_COLUMNS, ampi_max_int(p->max ? 1 : 32, fit));
-    ampi_pool_tile q = ampi_pool_tile_of(p, list, plane, windows, pixels);
-    q.pixels = pixels;
-    q.best = best;
-    q.at = at;
+    ampi_pool_tile q;
+    ampi_pool_begin(&q, p, list, plane);
 
     /* strips of columns, none of them in two bands */
     ampi_rect d = { 0, 0, 0, 0 };
     for (; d.c0 < p->w.size; d.c0 = d.c1) {
         d.c1 = ampi_min_int(ampi_min_int(p->w.size - d.c0, columns),
             AMPI_POOL_BAND - d.c0 % AMPI_POOL_BAND) + d.c0;
-        ampi_pool_backward_columns(&q, d, sums);
+        ampi_pool_backward_columns(&q, d);
     }
 }
 
@@ -9059,7 +9069,7 @@ AMPI_FN const float* ampi_quads_view(const ampi_argument* v, size_t i, size_t n,
         float* tile) {
     if (ampi_dtype_or_f32(v->dtype) == AMP_F32 && i + n + 2 * AMPI_LANES <= all)
         return (const float*)v->data + i;
-    ampi_load_f32(tile, v->data, v->dtype, i, n);
+    ampi_load(v, i, tile, n);
     memset(tile + n, 0, 2 * AMPI_LANES * sizeof *tile);
     return tile;
 }
@@ -9299,8 +9309,7 @@ AMPI_FN void ampi_elements_tile(int op, float p, const ampi_argument* list, size
 /* An element-wise operator over n elements, in tiles that threads share. */
 AMPI_FN void ampi_elements(int op, float p, const ampi_argument* list, size_t n) {
     if (!list[AMPI_ARG_Y].data) return;
-    AMPI_PARALLEL_OVER(n, for (int64_t i = 0; i < (int64_t)n; i += AMPI_TILE)
-        ampi_elements_tile(op, p, list, (size_t)i, ampi_tile_size(n, (size_t)i)));
+    AMPI_SHARE_TILES(n, at, count, ampi_elements_tile(op, p, list, at, count));
 }
 
 /* A table of an activation f, or of its gradient AMPI_SLOPE + f, pays for many elements of 16 bits
@@ -9337,24 +9346,23 @@ AMPI_FN void ampi_activation_run(int op, float p, const ampi_argument* list, siz
     const ampi_argument* x = &list[back ? AMPI_ARG_DY : AMPI_ARG_X];  /* of backward: `saved` */
     const int tabled = ampi_table_pays(op, x->dtype, n) && list[AMPI_ARG_Y].data;
     AMPI_GROW_WORKSPACE(tabled ? AMP_ACTIVATION_WORKSPACE : 0)
-    if (!tabled || !exec || !exec->workspace || exec->workspace_size < AMP_ACTIVATION_WORKSPACE) {
+    float* table = ampi_workspace(exec, tabled ? AMP_ACTIVATION_WORKSPACE : 0);
+    if (!table) {
         ampi_elements(op, p, list, n);
         return;
     }
 
-    float* table = ampi_align64(exec->workspace);
     ampi_table_fill(op, x->dtype, table);
-    AMPI_PARALLEL_FOR(1, for (int64_t i = 0; i < (int64_t)n; i += AMPI_TILE) {
+    AMPI_SHARE_TILES(n, at, count,
         AMPI_ALIGNED float v[AMPI_TILE], dy[AMPI_TILE];
-        const size_t at = (size_t)i, count = ampi_tile_size(n, at), padded = ampi_padded(count);
+        const size_t padded = ampi_padded(count);
         const uint16_t* bits = (const uint16_t*)x->data + at;
         for (size_t l = 0; l < count; l++) v[l] = table[bits[l]];
         memset(v + count, 0, (padded - count) * sizeof *v);
         if (back)
             ampi_elementwise(AMPI_MULTIPLY, v, ampi_view(&list[AMPI_ARG_X], at, count, dy), v,
                 0.0f, padded);
-        ampi_store(&list[AMPI_ARG_Y], at, v, count);
-    });
+        ampi_store(&list[AMPI_ARG_Y], at, v, count));
 }
 
 /* Checks the operands of operator `name`, then applies f, with parameter p, in tiles. */
@@ -9439,13 +9447,11 @@ AMP_DEF amp_result amp_map(amp_map_function f, void* user_data, amp_ref dy, amp_
     AMPI_CHECK("map", n, list);
     if (!y.data) return AMP_OK;
     AMPI_COMPUTE_OP;
-    AMPI_PARALLEL_OVER(n, for (int64_t i = 0; i < (int64_t)n; i += AMPI_TILE) {
+    AMPI_SHARE_TILES(n, at, count,
         AMPI_ALIGNED float a[AMPI_TILE], b[AMPI_TILE], v[AMPI_TILE];
-        const size_t at = (size_t)i, count = ampi_tile_size(n, at);
         f(dy.data ? ampi_view(&list[AMPI_ARG_DY], at, count, b) : NULL,
             ampi_view(&list[AMPI_ARG_X], at, count, a), v, count, user_data);
-        ampi_store(&list[AMPI_ARG_Y], at, v, count);
-    });
+        ampi_store(&list[AMPI_ARG_Y], at, v, count));
     AMPI_DONE_OP;
 }
 
@@ -9470,11 +9476,9 @@ AMP_DEF amp_result amp_dropout_forward(amp_ref x, amp_ref y, size_t n, float p, 
     AMPI_REFUSE_OP(!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE), AMP_ERR_DESC,
         "dropout: probability %g is outside [0,1)", (double)p);
     AMPI_COMPUTE_OP;
-    AMPI_PARALLEL_OVER(n, for (int64_t i = 0; i < (int64_t)n; i += AMPI_TILE) {
+    AMPI_SHARE_TILES(n, start, count,
         float x_tile[AMPI_TILE], y_tile[AMPI_TILE];
-        const size_t start = (size_t)i, count = ampi_tile_size(n, start),
-            padded = ampi_padded(count);
-
+        const size_t padded = ampi_padded(count);
         uint32_t words[AMPI_TILE + 4];
         const uint64_t word = offset + start;
         const size_t skip = (size_t)(word & 3u);
@@ -9483,8 +9487,7 @@ AMP_DEF amp_result amp_dropout_forward(amp_ref x, amp_ref y, size_t n, float p, 
         float* v = ampi_open(&list[AMPI_ARG_Y], start, count, y_tile);
         ampi_drop(v, ampi_view(&list[AMPI_ARG_X], start, count, x_tile), words + skip, p,
             1.0f / (1.0f - p), padded);
-        ampi_store(&list[AMPI_ARG_Y], start, v, count);
-    });
+        ampi_store(&list[AMPI_ARG_Y], start, v, count));
     AMPI_DONE_OP;
 }
 
@@ -9511,52 +9514,53 @@ AMPI_FN amp_result ampi_check_columns(const amp_exec* exec, const char* op, size
     return AMP_OK;
 }
 
-/* Checks, then copies row by row. */
+/* Checks, then copies d columns of each row of list[AMPI_ARG_X] to list[AMPI_ARG_Y], or adds them.
+   `whole`, one of both, has rows of d_total elements, whose columns begin at `column`. */
+AMPI_FN amp_result ampi_copy_columns(const char* op, const ampi_argument* list, int whole, size_t d,
+        size_t d_total, size_t column, size_t rows, const amp_exec* exec) {
+    const ampi_argument *x = &list[AMPI_ARG_X], *y = &list[AMPI_ARG_Y];
+    const amp_ref source = amp_ref_of(x->data, x->dtype), target = amp_ref_of(y->data, y->dtype);
+    const int adds = y->use & AMPI_ADDS;
+    AMPI_TRY(ampi_check_operands(exec, op, list[whole].cols, list, 2));
+    AMPI_TRY(ampi_check_columns(exec, op, d, d_total, column));
+    if (d == 0) return AMP_OK;
+
+    AMPI_COMPUTE_OP;
+    AMPI_PARALLEL_OVER(rows * d, for (int64_t row = 0; row < (int64_t)rows; row++) {
+        const size_t part = (size_t)row * d, in_whole = (size_t)row * d_total + column;
+        const size_t from = whole == AMPI_ARG_X ? in_whole : part, to = part + in_whole - from;
+        if (!adds) amp_convert(ampi_from(target, to), ampi_from(source, from), d);
+        else AMPI_EACH_TILE(i, n, d, AMPI_PART) {
+            float tile[AMPI_PART];
+            ampi_load(x, from + i, tile, n);
+            ampi_store(y, to + i, tile, n);
+        }
+    });
+    AMPI_DONE_OP;
+}
+
+/* x becomes columns of y. */
 AMP_DEF amp_result amp_concat_forward(amp_ref x, size_t d, amp_ref y, size_t d_total,
         size_t column, size_t rows, const amp_exec* exec) {
-    const int none = d == 0 ? AMPI_NULL : 0;
-    const size_t n = ampi_area(rows, d_total);
+    const int none = d == 0 ? AMPI_NULL : 0;  /* operands of no elements may be NULL */
     const ampi_argument list[] = {
         AMPI_ARG(x, AMPI_IN | none, rows * d),
-        AMPI_ARG(y, AMPI_OUT | none, n)
+        AMPI_ARG(y, AMPI_OUT | none, ampi_area(rows, d_total))
     };
-    AMPI_CHECK("concat", n, list);
-    AMPI_TRY(ampi_check_columns(exec, "concat", d, d_total, column));
-    if (d == 0) return AMP_OK;
-    AMPI_COMPUTE_OP;
-    AMPI_PARALLEL_OVER(rows * d, for (int64_t i = 0; i < (int64_t)rows; i++)
-        amp_convert(ampi_from(y, (size_t)i * d_total + column), ampi_from(x, (size_t)i * d), d));
-    AMPI_DONE_OP;
+    return ampi_copy_columns("concat", list, AMPI_ARG_Y, d, d_total, column, rows, exec);
 }
 
 /* x of `rows` rows of d elements becomes, or with ACCUMULATE_INPUT is added to, columns [column,
    column + d) of y, whose rows have d_total elements. */
 AMP_DEF amp_result amp_concat_backward(amp_ref y, size_t d_total, size_t column, amp_ref x,
         size_t d, size_t rows, int accumulate, const amp_exec* exec) {
-    const int none = d == 0 ? AMPI_NULL : 0;  /* operands of no elements may be NULL */
-    const int adds = accumulate & AMP_ACCUMULATE_INPUT;
-    const size_t n = ampi_area(rows, d_total);
+    const int none = d == 0 ? AMPI_NULL : 0;
+    const int adds = accumulate & AMP_ACCUMULATE_INPUT ? AMPI_ADDS : 0;
     const ampi_argument list[] = {
-        AMPI_ARG(y, AMPI_IN | none, n),
-        AMPI_ARG(x, AMPI_OUT | none | (adds ? AMPI_ADDS : 0), rows * d)
+        AMPI_ARG(y, AMPI_IN | none, ampi_area(rows, d_total)),
+        AMPI_ARG(x, AMPI_OUT | none | adds, rows * d)
     };
-    AMPI_CHECK("concat backward", n, list);
-    AMPI_TRY(ampi_check_columns(exec, "concat backward", d, d_total, column));
-    if (d == 0) return AMP_OK;
-
-    AMPI_COMPUTE_OP;
-    AMPI_PARALLEL_OVER(rows * d, for (int64_t row = 0; row < (int64_t)rows; row++) {
-        const size_t from = (size_t)row * d_total + column, to = (size_t)row * d;
-        float tile[AMPI_TILE];
-        size_t count;
-        if (!adds) amp_convert(ampi_from(x, to), ampi_from(y, from), d);
-        else for (size_t i = 0; i < d; i += count) {
-            count = ampi_tile_size(d, i);
-            ampi_load_f32(tile, y.data, y.dtype, from + i, count);
-            ampi_store(&list[AMPI_ARG_Y], to + i, tile, count);
-        }
-    });
-    AMPI_DONE_OP;
+    return ampi_copy_columns("concat backward", list, AMPI_ARG_X, d, d_total, column, rows, exec);
 }
 
 /* A tile of the transpose of one matrix, from row r and column c of x on. */
@@ -9634,16 +9638,13 @@ AMPI_FN size_t ampi_find_token(const int32_t* tokens, size_t from, size_t to, in
    the rows of dy at its positions, as they ascend. */
 AMPI_FN void ampi_embedding_row(const ampi_argument* dy, const ampi_argument* dw,
         const int32_t* tokens, size_t first, size_t n, size_t d) {
-    float sum[AMPI_ROWS_TILE], row[AMPI_ROWS_TILE];
+    float sum[AMPI_ROWS_TILE];
     const int32_t token = tokens[first];
     if (ampi_find_token(tokens, 0, first, token) < first) return;
-    for (size_t count, start = 0; start < d; start += count) {
-        count = ampi_part_size(d, start);
-        ampi_load_f32(sum, dy->data, dy->dtype, first * d + start, count);
-        for (size_t i = first; (i = ampi_find_token(tokens, i + 1, n, token)) < n; ) {
-            ampi_load_f32(row, dy->data, dy->dtype, i * d + start, count);
-            for (size_t k = 0; k < count; k++) sum[k] += row[k];
-        }
+    AMPI_EACH_TILE(start, count, d, AMPI_PART) {
+        ampi_load(dy, first * d + start, sum, count);
+        for (size_t i = first; (i = ampi_find_token(tokens, i + 1, n, token)) < n; )
+            ampi_add_elements(dy, i * d + start, sum, count);
         ampi_store(dw, (size_t)token * d + start, sum, count);
     }
 }
@@ -9699,7 +9700,7 @@ AMPI_FN void ampi_map_turn(const ampi_rows* f, const ampi_argument* v, size_t ro
         k = ampi_min_size(rows, f->pixels - pixel);
         for (size_t c = 0; c < n; c++) {
             const size_t at = image + (column + c) * f->pixels + pixel;
-            if (!out) ampi_load_f32(run, v->data, v->dtype, at, k);
+            if (!out) ampi_load(v, at, run, k);
             for (size_t i = 0; i < k; i++) {
                 if (out) run[i] = tile[i * n + c];
                 else tile[i * n + c] = run[i];
@@ -10006,12 +10007,12 @@ AMPI_FN void ampi_rows_all(ampi_rows_work work, const ampi_rows* f) {
         work(f, (size_t)i, ampi_min_size(f->rows - (size_t)i, (size_t)step)));
 }
 
-/* Sums of whole rows of d elements, from element `at` of x and y on. y may be x. */
+/* Sums of whole rows of d elements, from element `at` of x and y on. y may be x; q: of AMPI_DOT. */
 AMPI_FN void ampi_sum_operand(ampi_terms terms, ampi_row_sums* s, ampi_reader* y, ampi_reader* x,
-        size_t at, size_t rows, size_t d) {
-    for (size_t n, i = 0; (n = ampi_part_size(d, i)) > 0; i += n)
+        const ampi_row_args* q, size_t at, size_t rows, size_t d) {
+    AMPI_EACH_TILE(i, n, d, AMPI_PART)
         ampi_sum_rows(terms, s, ampi_read(y, at + i, rows * n, n),
-            ampi_read(x, at + i, rows * n, n), NULL, rows, n, i > 0);
+            ampi_read(x, at + i, rows * n, n), q, rows, n, i > 0);
 }
 
 /* A result, if any, from n <= AMPI_TILE sums. */
@@ -10027,14 +10028,14 @@ AMPI_FN void ampi_store_sums(const ampi_argument* y, size_t i, const double* sum
 AMPI_FN void ampi_norm_apply(ampi_row_args* q, ampi_reader* dy, ampi_reader* x, ampi_reader* gamma,
         ampi_reader* beta, const ampi_argument* y, size_t at, size_t rows, size_t d) {
     AMPI_ALIGNED float tile[AMPI_ROWS_TILE];
-    for (size_t n, i = 0; (n = ampi_part_size(d, i)) > 0; i += n, at += n) {
-        const float* v = ampi_read(x, at, rows * n, n);
-        float* to = ampi_open(y, at, n, tile);
+    AMPI_EACH_TILE(i, n, d, AMPI_PART) {
+        const float* v = ampi_read(x, at + i, rows * n, n);
+        float* to = ampi_open(y, at + i, n, tile);
         if (gamma) q->gamma = ampi_read(gamma, i, n, n);
         if (beta) q->beta = ampi_read(beta, i, n, n);
-        const float* g = q->a ? ampi_read(dy, at, rows * n, n) : NULL;
+        const float* g = q->a ? ampi_read(dy, at + i, rows * n, n) : NULL;
         ampi_rows_each(g ? AMPI_NORM_DX : AMPI_NORM, q, to, g, v, rows, n);
-        ampi_store(y, at, to, rows * n);
+        ampi_store(y, at + i, to, rows * n);
     }
 }
 
@@ -10052,6 +10053,11 @@ typedef struct ampi_bn_plan {
     size_t planes;                /* of one channel, in a tile */
     float eps, momentum;
     unsigned char* held;          /* of amp_batch_norm_shape */
+
+    /* of a call, behind its checks */
+    const ampi_argument* list;
+    float *running_mean, *running_var;  /* one a channel; forward alone */
+    int constant;  /* are the statistics constants: of evaluation forward, frozen backward? */
 } ampi_bn_plan;
 
 /* Frozen statistics are constants: both passes are those of evaluation. */
@@ -10088,42 +10094,47 @@ AMPI_FN amp_result ampi_bn_plan_make(const amp_batch_norm_shape* s, int training
     return AMP_OK;
 }
 
-/* A call of batch norm. */
-typedef struct ampi_bn {
-    ampi_bn_plan p;
-    const ampi_argument* list;
-    float *running_mean, *running_var;  /* one a channel; forward alone */
-    int constant;  /* are the statistics constants: of evaluation forward, frozen backward? */
-} ampi_bn;
-/* Channels [first, first + width), and numbers of each: those of ampi_row_args, and sums. scale is
-   1/sqrt(variance + eps), backward at last times gamma. */
-typedef struct ampi_bn_group {
-    size_t first, width;
+/* Channels [first, first + count) of each image, and numbers of each: those of ampi_row_args, and
+   sums. scale is 1/sqrt(variance + eps), of batch norm's backward pass at last times gamma. */
+typedef struct ampi_norm_channels {
+    size_t first, count;
     float mean[AMPI_BN_GROUP], scale[AMPI_BN_GROUP], gamma[AMPI_BN_GROUP], beta[AMPI_BN_GROUP];
     float a[AMPI_BN_GROUP], b[AMPI_BN_GROUP];
     double sum[AMPI_BN_GROUP], dot[AMPI_BN_GROUP];
-} ampi_bn_group;
-/* The group's elements of the operand at `arg`, one a channel; `missing` of a NULL one. */
-AMPI_FN void ampi_bn_read(const ampi_bn* f, const ampi_bn_group* g, int arg, float missing,
-        float* lanes) {
-    const ampi_argument* v = &f->list[arg];
-    if (v->data) ampi_load_f32(lanes, v->data, v->dtype, g->first, g->width);
-    else ampi_fill(lanes, g->width, missing);
+    ampi_row_args q;  /* of these; at first mean, scale and gamma */
+} ampi_norm_channels;
+/* The channels' elements of the operand at `arg`; `missing` each of a NULL one. */
+AMPI_FN void ampi_channels_read(const ampi_norm_channels* c, const ampi_argument* list, int arg,
+        float missing, float* to) {
+    const ampi_argument* v = &list[arg];
+    if (v->data) ampi_load(v, c->first, to, c->count);
+    else ampi_fill(to, c->count, missing);
 }
 
-/* The channels of group number `group`, with their gamma. */
-AMPI_FN void ampi_bn_group_open(const ampi_bn* f, size_t group, ampi_bn_group* g) {
+/* Begins with channels and their gamma. */
+AMPI_FN void ampi_channels_open(ampi_norm_channels* c, const ampi_argument* list, size_t first,
+        size_t count) {
+    c->first = first;
+    c->count = count;
+    c->q = ampi_no_row_args();
+    c->q.mean = c->mean;
+    c->q.scale = c->scale;
+    c->q.gamma = c->gamma;
+    ampi_channels_read(c, list, AMPI_ARG_GAMMA, 1.0f, c->gamma);
+}
+
+/* The channels of group number `group`, without sums. */
+AMPI_FN void ampi_bn_group_open(const ampi_bn_plan* f, size_t group, ampi_norm_channels* g) {
+    const size_t first = group * f->per_group;
     AMPI_CLEAR(*g);
-    g->first = group * f->p.per_group;
-    g->width = ampi_min_size(f->p.channels - g->first, f->p.per_group);
-    ampi_bn_read(f, g, AMPI_ARG_GAMMA, 1.0f, g->gamma);
+    ampi_channels_open(g, f->list, first, ampi_min_size(f->channels - first, f->per_group));
 }
 
 /* n elements of a channel as floats, from element `at` on: of a plane, or of several whole ones. */
 AMPI_FN const float* ampi_bn_tile(const ampi_bn_plan* p, ampi_reader* x, size_t at, size_t n) {
     if (n <= p->spatial) return ampi_read(x, at, n, n);
     for (size_t i = 0; i < n; i += p->spatial)
-        ampi_load_f32(x->tile + i, x->v->data, x->v->dtype, at + i * p->channels, p->spatial);
+        ampi_load(x->v, at + i * p->channels, x->tile + i, p->spatial);
     memset(x->tile + n, 0, AMPI_LANES * sizeof *x->tile);
     x->floats = NULL;
     return x->tile;
@@ -10131,36 +10142,35 @@ AMPI_FN const float* ampi_bn_tile(const ampi_bn_plan* p, ampi_reader* x, size_t 
 
 /* Sums of a group's channels to g->sum and g->dot, see ampi_terms, with mean g->mean: AMPI_DOT of
    dy (y there) and x, other terms of x alone. */
-AMPI_FN void ampi_bn_sums(const ampi_bn* f, ampi_bn_group* g, ampi_terms terms) {
-    const ampi_bn_plan* p = &f->p;
-    const size_t image = p->channels * p->spatial, first = g->first * p->spatial;  /* elements */
+AMPI_FN void ampi_bn_sums(const ampi_bn_plan* f, ampi_norm_channels* g, ampi_terms terms) {
+    const size_t image = f->channels * f->spatial, first = g->first * f->spatial;  /* elements */
     ampi_row_args q = ampi_no_row_args();
     AMPI_OPEN_READER(x, AMPI_ARG_X);
     AMPI_OPEN_READER(dy, AMPI_ARG_DY);
     q.mean = g->mean;
 
     /* channels of one pixel are columns, an image is their row */
-    if (p->spatial == 1) {
+    if (f->spatial == 1) {
         q.statistics_by_column = 1;
-        for (size_t at = first; at < p->n * image; at += image) {
-            const float* v = ampi_read(&x, at, g->width, g->width);
-            const float* u = terms == AMPI_DOT ? ampi_read(&dy, at, g->width, g->width) : v;
-            ampi_sum_columns(terms, g->sum, g->dot, u, v, &q, 1, g->width);
+        for (size_t at = first; at < f->n * image; at += image) {
+            const float* v = ampi_read(&x, at, g->count, g->count);
+            const float* u = terms == AMPI_DOT ? ampi_read(&dy, at, g->count, g->count) : v;
+            ampi_sum_columns(terms, g->sum, g->dot, u, v, &q, 1, g->count);
         }
         return;
     }
 
     /* other channels are a row each: a tile of whole planes, or of a part of one, goes on from the
        tile before */
-    for (size_t c = 0; c < g->width; c++, q.mean++) {
+    for (size_t c = 0; c < g->count; c++, q.mean++) {
         ampi_row_sums s;
         AMPI_CLEAR(s);  /* kinds of terms without products leave s.dot */
-        for (size_t i = 0; i < p->n; i += p->planes)
-            for (size_t k = 0; k < p->spatial; k += AMPI_TILE) {
-                const size_t at = i * image + first + c * p->spatial + k;
-                const size_t n = ampi_min_size(p->n - i, p->planes) * ampi_tile_size(p->spatial, k);
-                const float* v = ampi_bn_tile(p, &x, at, n);
-                const float* u = terms == AMPI_DOT ? ampi_bn_tile(p, &dy, at, n) : v;
+        for (size_t i = 0; i < f->n; i += f->planes)
+            for (size_t k = 0; k < f->spatial; k += AMPI_TILE) {
+                const size_t at = i * image + first + c * f->spatial + k;
+                const size_t n = ampi_min_size(f->n - i, f->planes) * ampi_tile_size(f->spatial, k);
+                const float* v = ampi_bn_tile(f, &x, at, n);
+                const float* u = terms == AMPI_DOT ? ampi_bn_tile(f, &dy, at, n) : v;
                 ampi_sum_rows(terms, &s, u, v, &q, 1, n, i + k > 0);
             }
         g->sum[c] = s.sum[0];
@@ -10171,17 +10181,17 @@ AMPI_FN void ampi_bn_sums(const ampi_bn* f, ampi_bn_group* g, ampi_terms terms) 
 /* g->mean becomes a pivot near each channel's mean: the mean of its first pixels (at most 16) in
    x's type, so differences from it are exact floats unless much larger than x. It is 0 if that mean
    is no number or a difference might be infinite. */
-AMPI_FN void ampi_bn_pivot(const ampi_bn* f, ampi_bn_group* g) {
+AMPI_FN void ampi_bn_pivot(const ampi_bn_plan* f, ampi_norm_channels* g) {
     const ampi_argument* x = &f->list[AMPI_ARG_X];
     const amp_dtype t = ampi_dtype_or_f32(x->dtype);
 
     /* of one pixel a plane, channels are neighbours */
-    const size_t n = ampi_min_size(f->p.spatial, AMPI_LANES);
-    if (n == 1) ampi_bn_read(f, g, AMPI_ARG_X, 0.0f, g->mean);
-    for (size_t c = 0; c < g->width && n > 1; c++) {
+    const size_t n = ampi_min_size(f->spatial, AMPI_LANES);
+    if (n == 1) ampi_channels_read(g, f->list, AMPI_ARG_X, 0.0f, g->mean);
+    for (size_t c = 0; c < g->count && n > 1; c++) {
         float v[AMPI_LANES];
         double sum = 0.0;
-        ampi_load_f32(v, x->data, t, (g->first + c) * f->p.spatial, n);
+        ampi_load(x, (g->first + c) * f->spatial, v, n);
         for (size_t l = 0; l < n; l++) sum += (double)v[l];
         g->mean[c] = (float)(sum / (double)n);
     }
@@ -10190,10 +10200,10 @@ AMPI_FN void ampi_bn_pivot(const ampi_bn* f, ampi_bn_group* g) {
     if (t != AMP_F32) {
         uint16_t rounded[AMPI_BN_GROUP];
         const amp_dtype low = t == AMP_BF16 ? AMP_BF16 : AMP_F16;
-        ampi_store_f32(rounded, low, 0, g->mean, g->width);
-        ampi_load_f32(g->mean, rounded, low, 0, g->width);
+        ampi_store_f32(rounded, low, 0, g->mean, g->count);
+        ampi_load_f32(g->mean, rounded, low, 0, g->count);
     }
-    for (size_t c = 0; c < g->width; c++)
+    for (size_t c = 0; c < g->count; c++)
         if (!(fabs((double)g->mean[c]) < 1e30)) g->mean[c] = 0.0f;
 }
 
@@ -10202,11 +10212,11 @@ AMPI_FN void ampi_bn_pivot(const ampi_bn* f, ampi_bn_group* g) {
    Little cancels: the pivot is the mean of m values, so (mean - pivot)^2 is at most M/m times the
    variance. The mean comes from the sum of x, or of x - pivot for types of 16 bits. No compiler may
    contract a quotient. */
-AMPI_FN void ampi_bn_measure(const ampi_bn* f, ampi_bn_group* g, double values) {
+AMPI_FN void ampi_bn_measure(const ampi_bn_plan* f, ampi_norm_channels* g, double values) {
     const int of_x = ampi_dtype_or_f32(f->list[AMPI_ARG_X].dtype) == AMP_F32;
     ampi_bn_pivot(f, g);
     ampi_bn_sums(f, g, of_x ? AMPI_SQUARES : AMPI_SQUARES_LESS);
-    for (size_t c = 0; c < g->width; c++) {
+    for (size_t c = 0; c < g->count; c++) {
         const double pivot = (double)g->mean[c], first = g->sum[c] / values;
         const double distance = of_x ? first - pivot : first;  /* of the mean from the pivot */
         g->sum[c] = of_x ? first : pivot + first;
@@ -10235,52 +10245,47 @@ AMPI_HD AMPI_FN void ampi_bn_run(float* mean, float* var, unsigned char* held, s
 
 /* A group's mean and 1/sqrt(variance + eps), from its values or from the running statistics, which
    training updates with the unbiased variance. */
-AMPI_FN void ampi_bn_statistics(const ampi_bn* f, ampi_bn_group* g) {
-    const double values = f->constant ? 1.0 : (double)f->p.n * (double)f->p.spatial;
+AMPI_FN void ampi_bn_statistics(const ampi_bn_plan* f, ampi_norm_channels* g) {
+    const double values = f->constant ? 1.0 : (double)f->n * (double)f->spatial;
     size_t c;
     if (!f->constant) ampi_bn_measure(f, g, values);
-    for (c = 0; c < g->width; c++) {
+    for (c = 0; c < g->count; c++) {
         if (f->constant) {
             g->sum[c] = (double)f->running_mean[g->first + c];
             g->dot[c] = (double)f->running_var[g->first + c];
         }
         g->mean[c] = (float)g->sum[c];
-        g->scale[c] = (float)(1.0 / sqrt(g->dot[c] / values + (double)f->p.eps));
+        g->scale[c] = (float)(1.0 / sqrt(g->dot[c] / values + (double)f->eps));
     }
-    ampi_store(&f->list[AMPI_ARG_MEAN], g->first, g->mean, g->width);
-    ampi_store(&f->list[AMPI_ARG_INVSTD], g->first, g->scale, g->width);
-    if (!f->constant && f->p.momentum != 0.0f) {
-        for (c = 0; c < g->width; c++)
-            ampi_bn_run(f->running_mean, f->running_var, f->p.held, g->first + c, f->p.momentum,
+    ampi_store(&f->list[AMPI_ARG_MEAN], g->first, g->mean, g->count);
+    ampi_store(&f->list[AMPI_ARG_INVSTD], g->first, g->scale, g->count);
+    if (!f->constant && f->momentum != 0.0f) {
+        for (c = 0; c < g->count; c++)
+            ampi_bn_run(f->running_mean, f->running_var, f->held, g->first + c, f->momentum,
                 g->mean[c], (float)(g->dot[c] / (values - 1.0)));
     }
 }
 
-/* y of a group from x, or with q->a dx from dy and x. arg: where x stands, or dy if frozen. */
-AMPI_FN void ampi_bn_apply(const ampi_bn* f, ampi_row_args* q, const ampi_bn_group* g, int arg) {
-    const ampi_bn_plan* p = &f->p;
-    const int columns = p->spatial == 1;
-    q->statistics_by_column = q->params_by_column = columns;
+/* y of a group from x, or with g->q.a dx from dy and x. arg: where x stands, or dy if frozen. */
+AMPI_FN void ampi_bn_apply(const ampi_bn_plan* f, ampi_norm_channels* g, int arg) {
+    const int columns = f->spatial == 1;
+    g->q.statistics_by_column = g->q.params_by_column = columns;
     AMPI_OPEN_READER(x, arg);
     AMPI_OPEN_READER(dy, AMPI_ARG_DY);
-    for (size_t image = 0; image < p->n; image++)
-        ampi_norm_apply(q, &dy, &x, NULL, NULL, &f->list[AMPI_ARG_Y],
-            (image * p->channels + g->first) * p->spatial, columns ? 1 : g->width,
-            columns ? g->width : p->spatial);
+    for (size_t image = 0; image < f->n; image++)
+        ampi_norm_apply(&g->q, &dy, &x, NULL, NULL, &f->list[AMPI_ARG_Y],
+            (image * f->channels + g->first) * f->spatial, columns ? 1 : g->count,
+            columns ? g->count : f->spatial);
 }
 
 /* The forward pass of one group of channels: statistics, then the result. */
-AMPI_FN void ampi_bn_forward_group(const ampi_bn* f, size_t group) {
-    ampi_bn_group g;
-    ampi_row_args q = ampi_no_row_args();
-    q.mean = g.mean;
-    q.scale = g.scale;
-    q.gamma = g.gamma;
-    q.beta = g.beta;
+AMPI_FN void ampi_bn_forward_group(const ampi_bn_plan* f, size_t group) {
+    ampi_norm_channels g;
     ampi_bn_group_open(f, group, &g);
     ampi_bn_statistics(f, &g);
-    ampi_bn_read(f, &g, AMPI_ARG_BETA, 0.0f, g.beta);
-    ampi_bn_apply(f, &q, &g, AMPI_ARG_X);
+    ampi_channels_read(&g, f->list, AMPI_ARG_BETA, 0.0f, g.beta);
+    g.q.beta = g.beta;
+    ampi_bn_apply(f, &g, AMPI_ARG_X);
 }
 
 /* Checks shape and operands, then runs group by group. */
@@ -10290,11 +10295,13 @@ AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int tra
     ampi_bn_plan p;
     AMPI_TRY(ampi_bn_plan_make(s, training, &p, ampi_exec_logger(exec)));
     const size_t n = ampi_area(ampi_area(p.n, p.channels), p.spatial);
+    p.running_mean = running_mean;
+    p.running_var = running_var;
+    p.constant = !ampi_bn_trains(s, training);
 
     /* training updates the running statistics and saves the batch's; else the former are read */
-    const int constant = !ampi_bn_trains(s, training);
-    const int running = constant ? AMPI_IN : AMPI_OUT | AMPI_NULL,
-        saved = constant ? AMPI_OUT | AMPI_NULL : AMPI_OUT;
+    const int running = p.constant ? AMPI_IN : AMPI_OUT | AMPI_NULL,
+        saved = p.constant ? AMPI_OUT | AMPI_NULL : AMPI_OUT;
     const ampi_argument list[] = {
         AMPI_ARG(x, AMPI_IN, n),
         AMPI_ARG(y, AMPI_OUT, n),
@@ -10305,12 +10312,12 @@ AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int tra
         AMPI_ARG_F32(running_mean, running, p.channels),
         AMPI_ARG_F32(running_var, running, p.channels)
     };
-    const ampi_bn f = { p, list, running_mean, running_var, constant };
     AMPI_CHECK("batch norm", n, list);
+    p.list = list;
 
     AMPI_COMPUTE_OP;
     AMPI_PARALLEL_OVER(n,
-        for (int64_t i = 0; i < (int64_t)p.groups; i++) ampi_bn_forward_group(&f, (size_t)i));
+        for (int64_t i = 0; i < (int64_t)p.groups; i++) ampi_bn_forward_group(&p, (size_t)i));
     AMPI_DONE_OP;
 }
 
@@ -10318,35 +10325,32 @@ AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int tra
      dx = invstd * (g - sum(g)/M - xhat * sum(g*xhat)/M),  dgamma = sum(dy*xhat),  dbeta = sum(dy).
    Here dx = (dy - a - (x - mean) * b) * scale, scale = invstd * gamma; or dy * scale, if statistics
    are constants. */
-AMPI_FN void ampi_bn_backward_group(const ampi_bn* f, size_t group) {
-    const double values = (double)f->p.n * (double)f->p.spatial;  /* M */
+AMPI_FN void ampi_bn_backward_group(const ampi_bn_plan* f, size_t group) {
+    const double values = (double)f->n * (double)f->spatial;  /* M */
     const ampi_argument *dgamma = &f->list[AMPI_ARG_DGAMMA], *dbeta = &f->list[AMPI_ARG_DBETA];
-    ampi_bn_group g;
+    ampi_norm_channels g;
     ampi_bn_group_open(f, group, &g);
-    ampi_bn_read(f, &g, AMPI_ARG_MEAN, 0.0f, g.mean);
-    ampi_bn_read(f, &g, AMPI_ARG_INVSTD, 0.0f, g.scale);
+    ampi_channels_read(&g, f->list, AMPI_ARG_MEAN, 0.0f, g.mean);
+    ampi_channels_read(&g, f->list, AMPI_ARG_INVSTD, 0.0f, g.scale);
 
     /* sums of dy, and of dy * (x - mean), which becomes dgamma */
     if (!f->constant || dgamma->data || dbeta->data) ampi_bn_sums(f, &g, AMPI_DOT);
-    for (size_t c = 0; c < g.width; c++) {
+    for (size_t c = 0; c < g.count; c++) {
         g.dot[c] *= (double)g.scale[c];
         g.a[c] = (float)(g.sum[c] / values);
         g.b[c] = (float)(g.dot[c] * (double)g.scale[c] / values);
         g.scale[c] *= g.gamma[c];
     }
-    ampi_store_sums(dgamma, g.first, g.dot, g.width);
-    ampi_store_sums(dbeta, g.first, g.sum, g.width);
+    ampi_store_sums(dgamma, g.first, g.dot, g.count);
+    ampi_store_sums(dbeta, g.first, g.sum, g.count);
     if (!f->list[AMPI_ARG_Y].data) return;
 
-    /* dx; with constants y = dy * scale, which reads no x */
-    ampi_row_args q = ampi_no_row_args();
-    q.scale = g.scale;
-    if (!f->constant) {
-        q.mean = g.mean;
-        q.a = g.a;
-        q.b = g.b;
-    }
-    ampi_bn_apply(f, &q, &g, f->constant ? AMPI_ARG_DY : AMPI_ARG_X);
+    /* dx, gamma being in scale; with constants y = dy * scale, which reads no x */
+    g.q.gamma = NULL;
+    g.q.mean = f->constant ? NULL : g.mean;
+    g.q.a = f->constant ? NULL : g.a;
+    g.q.b = g.b;
+    ampi_bn_apply(f, &g, f->constant ? AMPI_ARG_DY : AMPI_ARG_X);
 }
 
 /* Checks shape and operands, then runs group by group. */
@@ -10367,12 +10371,13 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, amp_re
         AMPI_ARG(dgamma, params, p.channels),
         AMPI_ARG(dbeta, params, p.channels)
     };
-    const ampi_bn f = { p, list, NULL, NULL, s->frozen != 0 };
     AMPI_CHECK("batch norm backward", n, list);
+    p.list = list;
+    p.constant = s->frozen != 0;
 
     AMPI_COMPUTE_OP;
     AMPI_PARALLEL_OVER(n,
-        for (int64_t i = 0; i < (int64_t)p.groups; i++) ampi_bn_backward_group(&f, (size_t)i));
+        for (int64_t i = 0; i < (int64_t)p.groups; i++) ampi_bn_backward_group(&p, (size_t)i));
     AMPI_DONE_OP;
 }
 
@@ -10395,29 +10400,25 @@ AMPI_FN void ampi_ln_statistics(const ampi_rows* f, ampi_reader* x, size_t row, 
     ampi_row_sums s;
     size_t r;
     if (f->rms) AMPI_CLEAR(s.sum);
-    else ampi_sum_operand(AMPI_SUM, &s, x, x, row * f->d, rows, f->d);
+    else ampi_sum_operand(AMPI_SUM, &s, x, x, NULL, row * f->d, rows, f->d);
     for (r = 0; r < rows; r++) s.sum[r] /= (double)f->d;
-    ampi_sum_operand(AMPI_DISTANCES, &s, x, x, row * f->d, rows, f->d);
+    ampi_sum_operand(AMPI_DISTANCES, &s, x, x, NULL, row * f->d, rows, f->d);
     for (r = 0; r < rows; r++) {
         mean[r] = (float)s.sum[r];
         invstd[r] = (float)(1.0 / sqrt(s.dot[r] / (double)f->d + f->eps));
     }
 }
 
-/* Layer norm of `rows` rows from `row` on: statistics, then the result. */
-AMPI_FN void ampi_ln_forward_rows(const ampi_rows* f, size_t row, size_t rows) {
-    float mean[AMPI_ROWS], invstd[AMPI_ROWS];
+/* The result of layer norm, of `rows` rows from `row` on with these statistics. */
+AMPI_FN void ampi_ln_apply(const ampi_rows* f, ampi_reader* x, size_t row, size_t rows,
+        const float* mean, const float* invstd) {
     ampi_row_args q = ampi_no_row_args();
-    AMPI_OPEN_READER(x, AMPI_ARG_X);
     AMPI_OPEN_READER(gamma, AMPI_ARG_GAMMA);
     AMPI_OPEN_READER(beta, AMPI_ARG_BETA);
     q.mean = mean;
     q.scale = invstd;
     q.params_by_column = 1;
-    ampi_ln_statistics(f, &x, row, rows, mean, invstd);
-    ampi_norm_apply(&q, NULL, &x, &gamma, &beta, &f->list[AMPI_ARG_Y], row * f->d, rows, f->d);
-    ampi_store(&f->list[AMPI_ARG_MEAN], row, mean, rows);
-    ampi_store(&f->list[AMPI_ARG_INVSTD], row, invstd, rows);
+    ampi_norm_apply(&q, NULL, x, &gamma, &beta, &f->list[AMPI_ARG_Y], row * f->d, rows, f->d);
 }
 
 /* The backward pass of rows [row, past), see that of batch norm. sums, if not NULL: columns [start,
@@ -10432,7 +10433,7 @@ AMPI_FN void ampi_ln_backward_rows(const ampi_rows* f, size_t row, size_t past, 
     const int with_dx = f->list[AMPI_ARG_Y].data && width == f->d;
     float own_mean[AMPI_ROWS], own_invstd[AMPI_ROWS], a[AMPI_ROWS], b[AMPI_ROWS];
     ampi_row_sums s;
-    size_t rows, n;
+    size_t rows;
     AMPI_OPEN_READER(dy, AMPI_ARG_DY);
     AMPI_OPEN_READER(x, AMPI_ARG_X);
     AMPI_OPEN_READER(gamma, AMPI_ARG_GAMMA);
@@ -10446,7 +10447,7 @@ AMPI_FN void ampi_ln_backward_rows(const ampi_rows* f, size_t row, size_t past, 
         q.params_by_column = 1;
 
         /* sums of columns for the parameters, sums of rows for dx */
-        for (size_t i = 0; (n = ampi_part_size(width, i)) > 0; i += n) {
+        AMPI_EACH_TILE(i, n, width, AMPI_PART) {
             const size_t at = row * f->d + start + i;
             const float *g = ampi_read(&dy, at, rows * n, n), *v = ampi_read(&x, at, rows * n, n);
             if (sums)
@@ -10514,7 +10515,7 @@ AMPI_FN void ampi_ln_params(const ampi_rows* f, size_t start, size_t n, double* 
         /* in order */
         for (size_t l = 0; l < width; l++) sums[l] += part[l]);
 
-    for (size_t m, k = 0; (m = ampi_tile_size(n, k)) > 0; k += m) {
+    AMPI_EACH_TILE(k, m, n, AMPI_TILE) {
         ampi_store_sums(&f->list[AMPI_ARG_DGAMMA], start + k, sums + k, m);
         ampi_store_sums(&f->list[AMPI_ARG_DBETA], start + k, sums + width / 2 + k, m);
     }
@@ -10533,60 +10534,42 @@ AMPI_FN void ampi_ln_backward_all(const ampi_rows* f, double* room) {
 
 /* --- group norm --- */
 
-/* Channels of a row, which is a group of an image: as many as fit a tile, each a row of `spatial`
-   pixels there. */
-typedef struct ampi_gn_channels {
-    size_t first, count;  /* of the image's channels; at most AMPI_ROWS */
-    size_t at;            /* the first element */
-    float mean[AMPI_ROWS], scale[AMPI_ROWS], a[AMPI_ROWS], b[AMPI_ROWS];  /* all alike */
-    float gamma[AMPI_ROWS], beta[AMPI_ROWS];
-    ampi_row_args q;      /* of these: mean, scale, gamma */
-} ampi_gn_channels;
-
-/* Channels of a row from its channel number `channel` on. */
-AMPI_FN void ampi_gn_open(const ampi_rows* f, size_t row, size_t channel, float mean, float scale,
-        ampi_gn_channels* c) {
-    const ampi_argument* gamma = &f->list[AMPI_ARG_GAMMA];
+/* Channels of a row, which is a group of an image, from its channel number `channel` on: as many as
+   fit a tile, each a row of `spatial` pixels there, all with these statistics. Returns the number
+   of their first element. */
+AMPI_FN size_t ampi_gn_open(const ampi_rows* f, size_t row, size_t channel, float mean, float scale,
+        ampi_norm_channels* c) {
     const size_t width = f->d / f->spatial;
-    c->first = row % f->groups * width + channel;
-    c->count = ampi_min_size(width - channel, ampi_rows_of_tile(f->spatial));
-    c->at = row * f->d + channel * f->spatial;
-    c->q = ampi_no_row_args();
-    c->q.mean = c->mean;
-    c->q.scale = c->scale;
+    ampi_channels_open(c, f->list, row % f->groups * width + channel,
+        ampi_min_size(width - channel, ampi_rows_of_tile(f->spatial)));
     ampi_fill(c->mean, c->count, mean);
     ampi_fill(c->scale, c->count, scale);
-    if (!gamma->data) return;
-    ampi_load_f32(c->gamma, gamma->data, gamma->dtype, c->first, c->count);
-    c->q.gamma = c->gamma;
+    return row * f->d + channel * f->spatial;
 }
 
-/* Sums of each channel, see AMPI_DOT. */
-AMPI_FN void ampi_gn_sums(const ampi_rows* f, const ampi_gn_channels* c, ampi_reader* dy,
-        ampi_reader* x, ampi_row_sums* s) {
-    for (size_t n, i = 0; (n = ampi_part_size(f->spatial, i)) > 0; i += n)
-        ampi_sum_rows(AMPI_DOT, s, ampi_read(dy, c->at + i, c->count * n, n),
-            ampi_read(x, c->at + i, c->count * n, n), &c->q, c->count, n, i > 0);
-}
-
-/* Group norm of `rows` rows from `row` on: statistics, then the result. */
-AMPI_FN void ampi_gn_forward_rows(const ampi_rows* f, size_t row, size_t rows) {
-    const ampi_argument* beta = &f->list[AMPI_ARG_BETA];
-    float mean[AMPI_ROWS], invstd[AMPI_ROWS];
-    ampi_gn_channels c;
-    AMPI_OPEN_READER(x, AMPI_ARG_X);
-    ampi_ln_statistics(f, &x, row, rows, mean, invstd);
-    x.floats = NULL;  /* in place only whole groups of lanes may be read, now of shorter rows */
+/* The result of group norm, of `rows` rows from `row` on with these statistics. */
+AMPI_FN void ampi_gn_apply(const ampi_rows* f, ampi_reader* x, size_t row, size_t rows,
+        const float* mean, const float* invstd) {
+    ampi_norm_channels c;
+    x->floats = NULL;  /* in place only whole groups of lanes may be read, now of shorter rows */
     for (size_t r = 0; r < rows; r++)
         for (size_t i = 0; i < f->d / f->spatial; i += c.count) {
-            ampi_gn_open(f, row + r, i, mean[r], invstd[r], &c);
-            if (beta->data) ampi_load_f32(c.beta, beta->data, beta->dtype, c.first, c.count);
-            c.q.beta = beta->data ? c.beta : NULL;
-            ampi_norm_apply(&c.q, NULL, &x, NULL, NULL, &f->list[AMPI_ARG_Y], c.at, c.count,
+            const size_t at = ampi_gn_open(f, row + r, i, mean[r], invstd[r], &c);
+            ampi_channels_read(&c, f->list, AMPI_ARG_BETA, -0.0f, c.beta);
+            c.q.beta = c.beta;
+            ampi_norm_apply(&c.q, NULL, x, NULL, NULL, &f->list[AMPI_ARG_Y], at, c.count,
                 f->spatial);
         }
+}
+
+/* Layer or group norm of `rows` rows from `row` on: statistics, then the result. */
+AMPI_FN void ampi_ln_forward_rows(const ampi_rows* f, size_t row, size_t rows) {
+    float mean[AMPI_ROWS], invstd[AMPI_ROWS];
+    AMPI_OPEN_READER(x, AMPI_ARG_X);
+    ampi_ln_statistics(f, &x, row, rows, mean, invstd);
     ampi_store(&f->list[AMPI_ARG_MEAN], row, mean, rows);
     ampi_store(&f->list[AMPI_ARG_INVSTD], row, invstd, rows);
+    (f->spatial ? ampi_gn_apply : ampi_ln_apply)(f, &x, row, rows, mean, invstd);
 }
 
 /* dx of a row, as in layer norm: the sums of its channels add up in order. */
@@ -10595,25 +10578,25 @@ AMPI_FN void ampi_gn_dx_row(const ampi_rows* f, size_t row) {
     const float invstd = ((const float*)f->list[AMPI_ARG_INVSTD].data)[row];
     const size_t width = f->d / f->spatial;
     double sum = 0.0, dot = 0.0;
-    ampi_gn_channels c;
+    ampi_norm_channels c;
     ampi_row_sums s;
     AMPI_OPEN_READER(dy, AMPI_ARG_DY);
     AMPI_OPEN_READER(x, AMPI_ARG_X);
     for (size_t i = 0; i < width; i += c.count) {
-        ampi_gn_open(f, row, i, mean, invstd, &c);
-        ampi_gn_sums(f, &c, &dy, &x, &s);
+        const size_t at = ampi_gn_open(f, row, i, mean, invstd, &c);
+        ampi_sum_operand(AMPI_DOT, &s, &dy, &x, &c.q, at, c.count, f->spatial);
         for (size_t r = 0; r < c.count; r++) {
             sum += s.sum[r];
             dot += s.dot[r];
         }
     }
     for (size_t i = 0; i < width; i += c.count) {
-        ampi_gn_open(f, row, i, mean, invstd, &c);
+        const size_t at = ampi_gn_open(f, row, i, mean, invstd, &c);
         ampi_fill(c.a, c.count, (float)(sum / (double)f->d));
         ampi_fill(c.b, c.count, (float)(dot * (double)invstd / (double)f->d));
         c.q.a = c.a;
         c.q.b = c.b;
-        ampi_norm_apply(&c.q, &dy, &x, NULL, NULL, &f->list[AMPI_ARG_Y], c.at, c.count, f->spatial);
+        ampi_norm_apply(&c.q, &dy, &x, NULL, NULL, &f->list[AMPI_ARG_Y], at, c.count, f->spatial);
     }
 }
 
@@ -10627,15 +10610,15 @@ AMPI_FN void ampi_gn_params(const ampi_rows* f, size_t group, size_t channel) {
     const float* mean = (const float*)f->list[AMPI_ARG_MEAN].data;
     const float* invstd = (const float*)f->list[AMPI_ARG_INVSTD].data;
     double sum[AMPI_ROWS] = { 0 }, dot[AMPI_ROWS] = { 0 };
-    ampi_gn_channels c;
+    ampi_norm_channels c;
     ampi_row_sums s;
     AMPI_OPEN_READER(dy, AMPI_ARG_DY);
     AMPI_OPEN_READER(x, AMPI_ARG_X);
     size_t row = group;
     do {
-        ampi_gn_open(f, row, channel, mean[row], invstd[row], &c);
+        const size_t at = ampi_gn_open(f, row, channel, mean[row], invstd[row], &c);
         c.q.gamma = NULL;
-        ampi_gn_sums(f, &c, &dy, &x, &s);
+        ampi_sum_operand(AMPI_DOT, &s, &dy, &x, &c.q, at, c.count, f->spatial);
         for (size_t r = 0; r < c.count; r++) {
             sum[r] += s.sum[r];
             dot[r] += s.dot[r];
@@ -10694,7 +10677,7 @@ AMPI_FN amp_result ampi_ln_forward(const char* op, ampi_rows f, size_t params, a
     AMPI_CHECK(op, all, list);
     AMPI_TRY(ampi_ln_check(exec, op, &f, eps));
     AMPI_COMPUTE_OP;
-    ampi_rows_all(f.spatial ? ampi_gn_forward_rows : ampi_ln_forward_rows, &f);
+    ampi_rows_all(ampi_ln_forward_rows, &f);
     AMPI_DONE_OP;
 }
 
@@ -10722,8 +10705,7 @@ AMPI_FN amp_result ampi_ln_backward(const char* op, ampi_rows f, size_t params, 
     /* columns whose sums have room at a time: in a workspace all, else on the stack */
     const size_t bytes = f.spatial ? 0 : amp_layer_norm_workspace(f.rows, f.d);
     AMPI_GROW_WORKSPACE(bytes)
-    const int fits = bytes > 0 && exec && exec->workspace && exec->workspace_size >= bytes;
-    double* room = fits ? (double*)(void*)ampi_align64(exec->workspace) : NULL;
+    double* room = (double*)(void*)ampi_workspace(exec, bytes);
 
     /* no rows add nothing; else they set dgamma and dbeta to 0 */
     if (f.rows == 0 && accumulate & AMP_ACCUMULATE_PARAMS) return AMP_OK;
@@ -10812,12 +10794,11 @@ AMPI_KERNEL(ampi_rows_max, (float* max, const float* x, size_t rows, size_t n), 
 AMPI_FN void ampi_softmax_measure(ampi_reader* x, size_t at, size_t rows, size_t d, float* max,
         ampi_row_sums* s, float* e) {
     ampi_row_args q = ampi_no_row_args();
-    size_t i, n;
     q.mean = max;
     ampi_fill(max, rows, ampi_float(0xff800000u));
-    for (i = 0; (n = ampi_part_size(d, i)) > 0; i += n)
+    AMPI_EACH_TILE(i, n, d, AMPI_PART)
         ampi_rows_max(max, ampi_read(x, at + i, rows * n, n), rows, n);
-    for (i = 0; (n = ampi_part_size(d, i)) > 0; i += n) {
+    AMPI_EACH_TILE(i, n, d, AMPI_PART) {
         ampi_rows_each(AMPI_EXP, &q, e, NULL, ampi_read(x, at + i, rows * n, n), rows, n);
         ampi_sum_rows(AMPI_SUM, s, e, e, NULL, rows, n, i > 0);
     }
@@ -10866,18 +10847,17 @@ AMPI_FN void ampi_softmax_rows(const ampi_rows* f, size_t row, size_t rows) {
     float max[AMPI_ROWS], inverse[AMPI_ROWS];
     ampi_row_args q = ampi_no_row_args();
     ampi_row_sums s;
-    size_t n, r;
     AMPI_OPEN_READER(x, AMPI_ARG_X);
     if (f->pixels > 1) x.maps = f;
     ampi_softmax_measure(&x, row * f->ld, rows, f->d, max, &s, e);
-    for (r = 0; r < rows; r++) inverse[r] = 1.0f / (float)s.sum[r];
+    for (size_t r = 0; r < rows; r++) inverse[r] = 1.0f / (float)s.sum[r];
     q.mean = max;
     q.scale = inverse;
     q.base = base;
     q.factor = f->factor;
 
     /* whole rows, or columns [i, i + n) of one, whose exponentials are not in e any more */
-    for (size_t i = 0; (n = ampi_part_size(f->d, i)) > 0; i += n) {
+    AMPI_EACH_TILE(i, n, f->d, AMPI_PART) {
         const size_t at = row * f->ld + i;
         float* y = x.maps ? tile : ampi_open(&f->list[AMPI_ARG_Y], at, n, tile);
         if (f->d > AMPI_PART) ampi_rows_each(AMPI_EXP, &q, e, NULL, ampi_read(&x, at, n, n), 1, n);
@@ -10885,7 +10865,7 @@ AMPI_FN void ampi_softmax_rows(const ampi_rows* f, size_t row, size_t rows) {
         else ampi_rows_each(AMPI_DIVIDE, &q, y, NULL, e, rows, n);
 
         /* a label left of these columns wraps to a large column, as one right of them is */
-        for (r = 0; r < rows && f->labels; r++) {
+        for (size_t r = 0; r < rows && f->labels; r++) {
             const size_t column = (size_t)f->labels[row + r] - i, k = r * n + column;
             if (ampi_is_ignored(f, row + r)) memset(y + r * n, 0, n * sizeof *y);
             else if (column < n && !f->weights)
@@ -10918,13 +10898,12 @@ AMPI_FN void ampi_softmax_back_rows(const ampi_rows* f, size_t row, size_t rows)
     float dot[AMPI_ROWS];
     ampi_row_args q = ampi_no_row_args();
     ampi_row_sums s;
-    size_t i, n;
     AMPI_OPEN_READER(dy, AMPI_ARG_DY);
     AMPI_OPEN_READER(y, AMPI_ARG_X);
     q.mean = dot;
-    ampi_sum_operand(AMPI_PRODUCTS, &s, &dy, &y, row * f->d, rows, f->d);
-    for (i = 0; i < rows; i++) dot[i] = (float)s.dot[i];
-    for (i = 0; (n = ampi_part_size(f->d, i)) > 0; i += n) {
+    ampi_sum_operand(AMPI_PRODUCTS, &s, &dy, &y, NULL, row * f->d, rows, f->d);
+    for (size_t r = 0; r < rows; r++) dot[r] = (float)s.dot[r];
+    AMPI_EACH_TILE(i, n, f->d, AMPI_PART) {
         const size_t at = row * f->d + i;
         float* dx = ampi_open(&f->list[AMPI_ARG_Y], at, n, tile);
         ampi_rows_each(AMPI_SOFTMAX_DX, &q, dx, ampi_read(&dy, at, rows * n, n),
@@ -10954,11 +10933,10 @@ AMP_DEF amp_result amp_softmax_backward(amp_ref dy, amp_ref y, amp_ref dx, int a
 /* y = x * b, one b a row, which the list has at AMPI_ARG_DY. The norm's product by 1 and its sum
    with -0 change nothing. */
 AMPI_FN void ampi_mul_rows(const ampi_rows* f, size_t row, size_t rows) {
-    const ampi_argument* b = &f->list[AMPI_ARG_DY];
     float scale[AMPI_ROWS];
     ampi_row_args q = ampi_no_row_args();
     AMPI_OPEN_READER(x, AMPI_ARG_X);
-    ampi_load_f32(scale, b->data, b->dtype, row, rows);
+    ampi_load(&f->list[AMPI_ARG_DY], row, scale, rows);
     q.scale = scale;
     ampi_norm_apply(&q, NULL, &x, NULL, NULL, &f->list[AMPI_ARG_Y], row * f->d, rows, f->d);
 }
@@ -10968,7 +10946,7 @@ AMPI_FN void ampi_mul_sums(const ampi_rows* f, size_t row, size_t rows) {
     ampi_row_sums s;
     AMPI_OPEN_READER(x, AMPI_ARG_X);
     AMPI_OPEN_READER(dy, AMPI_ARG_DY);
-    ampi_sum_operand(AMPI_PRODUCTS, &s, &dy, &x, row * f->d, rows, f->d);
+    ampi_sum_operand(AMPI_PRODUCTS, &s, &dy, &x, NULL, row * f->d, rows, f->d);
     ampi_store_sums(&f->list[AMPI_ARG_Y], row, s.dot, rows);
 }
 
@@ -11101,7 +11079,7 @@ AMPI_FN amp_result ampi_cross_entropy_init(ampi_rows* f, const amp_exec* exec,
 /* Adds to sums[r], of rows [row, row + rows), the weighted sum of their z = x - max. */
 AMPI_FN void ampi_weigh_rows(const ampi_rows* f, ampi_reader* x, size_t row, size_t rows,
         const float* max, double* sums) {
-    for (size_t n, i = 0; (n = ampi_part_size(f->d, i)) > 0; i += n) {
+    AMPI_EACH_TILE(i, n, f->d, AMPI_PART) {
         const float* v = ampi_read(x, row * f->ld + i, rows * n, n);
         for (size_t r = 0; r < rows; r++, v += n)
             for (size_t c = 0; c < n; c++)
@@ -11138,7 +11116,7 @@ AMPI_FN void ampi_cross_entropy_rows(const ampi_rows* f, size_t row, size_t rows
         ampi_weigh_rows(f, &x, row, rows, max, s.dot);
         for (size_t r = 0; r < rows; r++) mean[r] = (float)(s.dot[r] / (double)f->d);
     } else if (f->smoothing > 0.0f) {
-        ampi_sum_operand(AMPI_SUM, &s, &x, &x, at, rows, f->d);
+        ampi_sum_operand(AMPI_SUM, &s, &x, &x, NULL, at, rows, f->d);
         for (size_t r = 0; r < rows; r++)
             mean[r] = (float)(s.sum[r] / (double)f->d - (double)max[r]);
     }
@@ -13048,7 +13026,7 @@ AMP_DEF amp_result amp_scaler_update(amp_scaler* s) {
     AMPI_REFUSE_WITH(&s->logger, !s->recorded, AMP_ERR_STATE,
         "amp_scaler_update: nothing was checked, unscaled or stepped since the last update");
     const int hit = amp_scaler_advance(&s->rule, &s->state);
-    s->scaled = s->recorded = s->list_count = 0;
+    ampi_scaler_close(s);
     return ampi_scaler_limits(s, hit);
 }
 
@@ -13638,26 +13616,23 @@ AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
     const ampi_update* u = &step->updates[p->group];
     const ampi_kernels* kernels = ampi_kernels_now();
     const int kind = step->lamb ? step->lamb : u->kind, direction = kind == AMPI_LAMB_DIRECTION;
-    const size_t end = c->offset + c->n;
     void* const m = ampi_uses_m(kind) ? p->m : NULL;
     void* const v = ampi_uses_v(kind) ? p->v : NULL;
     const amp_dtype type = p->moment_dtype;
     AMPI_ALIGNED float w_tile[AMPI_BLOCK], g_tile[AMPI_BLOCK];
     AMPI_ALIGNED float m_tile[AMPI_BLOCK], v_tile[AMPI_BLOCK];
     ampi_update_overflow over;
-    size_t n;
     if (u->frozen || (u->kind == AMPI_UPDATE_LAMB && !step->lamb)) return;
     ampi_update_limits(&over, p->master != NULL, p->low != NULL, p->low_dtype);
-    for (size_t i = c->offset; i < end; i += n) {
+    AMPI_EACH_TILE(done, n, c->n, AMPI_BLOCK) {
         /* Weights and gradients as floats: where they lie, or in tiles. A direction is left in a
            tile, as the gradient must stay. */
-        float *w = w_tile, *g = g_tile;
-        n = ampi_min_size(end - i, AMPI_BLOCK);
-        if (p->master) w = p->master + i;
-        else if (p->rest) ampi_join(w, (const uint16_t*)p->low + i, p->rest + i, n);
-        else ampi_load_f32(w, p->low, p->low_dtype, i, n);
-        if (ampi_dtype_or_f32(p->grad_dtype) == AMP_F32 && !direction) g = (float*)p->grad + i;
-        else ampi_load_f32(g, p->grad, p->grad_dtype, i, n);
+        const size_t i = c->offset + done;
+        float *w = p->master ? p->master + i : w_tile, *g = g_tile;
+        if (p->rest) ampi_join(w, (const uint16_t*)p->low + i, p->rest + i, n);
+        else if (!p->master) ampi_load_f32(w, p->low, p->low_dtype, i, n);
+        if (direction) ampi_load_f32(g, p->grad, p->grad_dtype, i, n);
+        else g = ampi_as_floats(p->grad, p->grad_dtype, i, n, g);
 
         over.base = i;
         const ampi_update_job job = { w, g, ampi_as_floats(m, type, i, n, m_tile),
@@ -13690,8 +13665,7 @@ AMPI_FN void ampi_update_combine(void* context, ampi_chunk* c) {
         const char* name = step->params[c->tensor].name;
         info->update_tensor = step->first + c->tensor;
         info->update_index = c->first;
-        AMPI_CLEAR(info->update_name);
-        if (name) strncpy(info->update_name, name, sizeof info->update_name - 1);
+        AMPI_SAY(info->update_name, "%s", name ? name : "");
     }
     info->update_overflows += c->held;
     info->saturated += c->saturated;
@@ -19225,6 +19199,16 @@ typedef struct ampi_entry {
 /* Bytes of a name, a path or a shape in a sentence. */
 #define AMPI_SHOWN 200
 
+#define AMPI_TENSOR_NAME 144  /* bytes of a name and the longest suffix, ".running_mean" */
+
+/* What a checkpoint tells of a tensor of its file. */
+typedef struct ampi_file_more {
+    uint16_t* rest;  /* not NULL for split masters, FP32 in the file, whose data is their upper
+                        halves */
+    int turned;      /* 1 = memory has it transposed */
+    char name[AMPI_TENSOR_NAME];
+} ampi_file_more;
+
 /* A file that is being written or read. */
 typedef struct ampi_file {
     struct ampi_picture* picture;
@@ -19235,9 +19219,7 @@ typedef struct ampi_file {
     amp_file_desc desc;              /* the caller's allocator and logger */
     const amp_file_tensor* tensors;  /* the caller's: to be written, or to be read to */
     const amp_file_text* texts;      /* to be written */
-    uint16_t** rests;                /* by tensor: not NULL for split masters, FP32 in the file,
-                                        whose data is their upper halves; NULL = none are split */
-    char* turned;                    /* by tensor: 1 = memory has it transposed; NULL = none is */
+    ampi_file_more* more;            /* by tensor; NULL = none is split or transposed */
     int count, text_count;           /* of `tensors` and of `texts` */
     int is_trial;                    /* what was written is removed, and the file at the path
                                         stays */
@@ -19553,7 +19535,7 @@ AMPI_FN uint64_t ampi_put_header(const ampi_file* f, uint64_t length) {
 
 /* The rest of tensor i's masters if they are split, or NULL. */
 AMPI_FN uint16_t* ampi_file_rest(const ampi_file* f, int i) {
-    return f->rests ? f->rests[i] : NULL;
+    return f->more ? f->more[i].rest : NULL;
 }
 
 /* Bytes [at, at + n) of tensor i as the file holds them, to f->data. */
@@ -19586,7 +19568,7 @@ AMPI_FN amp_result ampi_file_turn(const ampi_file* f, char* data, size_t rows, s
 AMPI_FN amp_result ampi_put_data(ampi_file* f, int i) {
     const amp_file_tensor* t = &f->tensors[i];
     const size_t size = ampi_type_size(t->tensor.dtype), bytes = t->tensor.count * size;
-    const int turned = f->turned && f->turned[i];
+    const int turned = f->more && f->more[i].turned;
     char* room = f->data;
     if (turned) f->data = (char*)ampi_file_alloc(f, bytes);
     amp_result r = f->data ? AMP_OK : AMP_ERR_MEMORY;
@@ -20042,15 +20024,17 @@ AMPI_FN amp_result ampi_file_want(ampi_file* f, int weights_alone) {
     return f->data ? AMP_OK : AMP_ERR_MEMORY;
 }
 
-/* Writes what was read of tensor e over the model's. Another type is converted in place; where it
-   is no wider, values beyond it become its largest finite one, and the logger hears how many. */
+/* Writes what was read of tensor e over the caller's or the model's. Another type is converted in
+   place; where it is no wider, values beyond it become its largest finite one, and the logger hears
+   how many. */
 AMPI_FN amp_result ampi_file_hand(ampi_file* f, const ampi_entry* e) {
     amp_model* m = f->model;
     const amp_tensor* to = e->wanted;
-    uint16_t* rest = ampi_file_rest(f, e->number);
+    uint16_t *rest = ampi_file_rest(f, e->number), *low = (uint16_t*)to->data;
     const amp_dtype type = ampi_dtype_or_f32(to->dtype);
     const size_t size = ampi_type_size(type);
     char* data = f->data + e->place;
+    float* joined = (float*)(void*)data;
     size_t beyond = 0;  /* values that became the largest */
     amp_convert_desc how;
     AMPI_CLEAR(how);
@@ -20063,17 +20047,11 @@ AMPI_FN amp_result ampi_file_hand(ampi_file* f, const ampi_entry* e) {
         ampi_remark(f->desc.logger,
             "checkpoint: %llu of %llu values of '%s' are beyond %s and become its largest",
             (ampi_ull)beyond, (ampi_ull)to->count, ampi_show(f, e->name), amp_dtype_name(type));
-    if (rest) return ampi_write_split(m, (uint16_t*)to->data, rest, (float*)(void*)data, to->count);
-    AMPI_RUN(copy_in, to->data, data, to->count * size);
+    if (rest && m) return ampi_write_split(m, low, rest, joined, to->count);
+    if (m) return ampi_run(copy_in, to->data, data, to->count * size);
+    if (rest) ampi_split(low, rest, joined, to->count);
+    else memcpy(to->data, data, to->count * size);
     return AMP_OK;
-}
-
-/* Writes what was read of tensor e over the caller's. */
-AMPI_FN void ampi_file_hand_host(const ampi_file* f, const ampi_entry* e) {
-    uint16_t* rest = ampi_file_rest(f, e->number);
-    void* data = f->data + e->place;
-    if (rest) amp_master_split(e->wanted->data, rest, (const float*)data, e->wanted->count);
-    else memcpy(e->wanted->data, data, (size_t)(e->end - e->begin));
 }
 
 /* Reads the wanted tensors in the order of the file; hands them over if all are sound. */
@@ -20091,15 +20069,12 @@ AMPI_FN amp_result ampi_file_read(ampi_file* f) {
             f->path, ampi_show(f, e->name), crc, e->crc);
         const size_t size = ampi_type_size(e->dtype);
         ampi_swap_endian((unsigned char*)data, bytes, size);
-        if (f->turned && f->turned[e->number])
+        if (f->more && f->more[e->number].turned)
             AMPI_TRY(ampi_file_turn(f, data, e->shape[0], e->shape[1], size));
     }
 
-    AMPI_EACH_ENTRY(f, e) {
-        if (!e->wanted || e->begin == e->end) continue;
-        if (f->model) AMPI_TRY(ampi_file_hand(f, e));
-        else ampi_file_hand_host(f, e);
-    }
+    AMPI_EACH_ENTRY(f, e)
+        if (e->wanted && e->begin < e->end) AMPI_TRY(ampi_file_hand(f, e));
     return AMP_OK;
 }
 
@@ -20153,8 +20128,6 @@ typedef struct ampi_number {
 } ampi_number;
 enum { AMPI_MAX_NUMBERS = 32 + 5 * AMP_MAX_GROUPS, AMPI_MAX_SCALERS = 1 + AMP_MAX_LOSSES };
 
-#define AMPI_TENSOR_NAME 144  /* bytes of a name and the longest suffix, ".running_mean" */
-
 /* A checkpoint is of a model, or of a loop's optimizer, scaler and more tensors. */
 typedef struct ampi_checkpoint {
     ampi_file file;               /* its model is NULL for a loop */
@@ -20167,8 +20140,7 @@ typedef struct ampi_checkpoint {
     uint64_t passes;              /* likewise of a model: its passes in training so far */
     ampi_number numbers[AMPI_MAX_NUMBERS];
     int number_count;
-    amp_file_tensor* tensors;     /* an allocation: all tensors of the file, and their names */
-    char (*names)[AMPI_TENSOR_NAME];
+    amp_file_tensor* tensors;     /* an allocation: all tensors of the file, then file.more */
     int tensor_count;             /* of those that have a name there: all but the caller's */
 } ampi_checkpoint;
 
@@ -20256,16 +20228,15 @@ AMPI_FN void ampi_numbers_list(ampi_checkpoint* c) {
    whose shape the tensor has; AMPI_NONE = a vector. */
 AMPI_FN void ampi_state_add(ampi_checkpoint* c, const char* name, const char* suffix, amp_ref x,
         size_t count, int param) {
-    amp_file_tensor* t = &c->tensors[c->tensor_count];
-    char* whole = c->names[c->tensor_count++];
-    const amp_tensor tensor = { x.data, x.dtype, count, whole };
-    ampi_say(whole, AMPI_TENSOR_NAME, "%s%s", name, suffix);
+    ampi_file_more* more = &c->file.more[c->tensor_count];
+    amp_file_tensor* t = &c->tensors[c->tensor_count++];
+    const amp_tensor tensor = { x.data, x.dtype, count, more->name };
+    AMPI_SAY(more->name, "%s%s", name, suffix);
     t->tensor = tensor;
     t->rank = 1;
     t->shape[0] = count;
     if (c->file.model && param != AMPI_NONE)
-        c->file.turned[c->tensor_count - 1] = (char)ampi_param_shape(c->file.model, param,
-            &t->rank, t->shape);
+        more->turned = ampi_param_shape(c->file.model, param, &t->rank, t->shape);
 }
 
 /* Lists the tensors of a checkpoint: each parameter's weights and moments (or weights alone), a
@@ -20277,20 +20248,17 @@ AMPI_FN amp_result ampi_state_list(ampi_checkpoint* c, int weights_alone) {
     /* A parameter has at most three tensors, and a batch norm of two parameters two statistics. */
     const uint64_t limit = 4 * (uint64_t)o->count + (uint64_t)f->count;
     c->tensors = (amp_file_tensor*)ampi_file_alloc(f, limit * (sizeof *c->tensors
-        + sizeof *f->rests + sizeof *c->names + sizeof *f->turned));
+        + sizeof *f->more));
     if (!c->tensors) return AMP_ERR_MEMORY;
-    f->rests = (uint16_t**)(void*)(c->tensors + limit);
-    memset(f->rests, 0, (size_t)limit * sizeof *f->rests);
-    c->names = (char (*)[AMPI_TENSOR_NAME])(void*)(f->rests + limit);
-    f->turned = (char*)(c->names + limit);
-    memset(f->turned, 0, (size_t)limit);
+    f->more = (ampi_file_more*)(void*)(c->tensors + limit);
+    memset(f->more, 0, (size_t)limit * sizeof *f->more);
 
     for (int i = 0; i < o->count; i++) {
         const amp_param* p = &o->params[i];
         AMPI_REFUSE_LIST(!ampi_is_free_name(p->name) || !p->name[0]
             || strlen(p->name) + sizeof ".m" > AMPI_TENSOR_NAME,
             "parameter %d needs a name of 1 to %d bytes in UTF-8", i, AMPI_TENSOR_NAME - 3);
-        f->rests[c->tensor_count] = p->rest;
+        f->more[c->tensor_count].rest = p->rest;
         ampi_state_add(c, p->name, "", p->rest ? amp_f32((const float*)p->low) : ampi_trained(p),
             p->count, i);
         if (weights_alone) continue;
