@@ -27,8 +27,8 @@ def cpu(field):
     if not os.path.exists("/proc/cpuinfo"): return ""
     return next((l.split(":", 1)[1].strip() for l in open("/proc/cpuinfo") if l.startswith(field)), "")
 # Seconds: a sample, the same calls before it (some processors wake their memory that slowly), a pause before both; of one
-# case and library.
-SAMPLE, WARM, REST, ENOUGH = 0.01, 0.01, 0.002, 0.5
+# case and library. A call that takes LONG is made once only.
+SAMPLE, WARM, REST, ENOUGH, LONG = 0.01, 0.01, 0.002, 0.5, 8.0
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 def product(shape):
@@ -42,24 +42,25 @@ def numbers(text): return [int(n) for n in re.findall(r"\d+", text)]
 by_processor = os.environ.get("CLOCK") == "processor"
 clock = time.process_time if by_processor else time.perf_counter
 
-def loop(call, calls):
+def loop(call, calls, warm=WARM):
     start = clock()
-    call()
-    while clock() - start < WARM: call()
+    while clock() - start < warm: call()
     start = clock()
     for _ in range(calls): call()
     return (clock() - start) / calls
 
 class Sampler:
-    """A peer's call: as many of them in a sample as take SAMPLE seconds. One that takes ENOUGH is not called again."""
+    """A peer's call: as many of them in a sample as take SAMPLE seconds."""
     def __init__(self, call):
         start = clock()
         call()
         self.call, self.calls, self.once = call, 1, clock() - start
-        if self.once > ENOUGH: return
+        if self.once > SAMPLE: return
         while (took := loop(call, self.calls)) * self.calls < SAMPLE / 4: self.calls *= 2
         self.calls = 1 + int(SAMPLE / took)
-    def seconds(self): return self.once if self.once > ENOUGH else loop(self.call, self.calls)
+    def seconds(self):
+        if self.once > LONG: return self.once
+        return loop(self.call, self.calls, WARM if self.once < ENOUGH else 0)
 
 # --- peers ------------------------------------------------------------------------------------------------
 # A peer has a name with its version, threads(n), and case(what, shape, type): a call, or None.
