@@ -1757,6 +1757,9 @@ AMP_DEF void amp_name(amp_model* m, amp_value v, const char* name);
    between steps; unfreezing between micro-batches is AMP_ERR_STATE. Only amp_norm_desc freezes
    batch norm's running statistics. */
 AMP_DEF void amp_group(amp_model* m, amp_value v, int group);
+/* Puts biases and norms' gamma and beta of all layers but custom ones into a group, over amp_group.
+   With AMP_ZERO as its weight_decay only matrices decay, as in nanoGPT. */
+AMP_DEF void amp_group_vectors(amp_model* m, int group);
 
 /* Checks the graph, infers types, places casts, plans memory, allocates and initialises. Returns
    the first mistake of the graph. Only training steps need a loss or an output, and parameters:
@@ -3218,8 +3221,11 @@ AMPI_HD AMP_DEF uint32_t amp_random_bits(uint64_t seed, uint64_t index) {
     return r[index & 3u];
 }
 
+AMPI_HD AMPI_INLINE float ampi_uniform(uint32_t bits) {
+    return (float)(int32_t)(bits >> 8) * (1.0f / 16777216.0f);
+}
 AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
-    return (float)(amp_random_bits(seed, index) >> 8) * (1.0f / 16777216.0f);
+    return ampi_uniform(amp_random_bits(seed, index));
 }
 
 /* >>impl-cpu    The instruction set in use, and how functions are compiled for each.
@@ -8249,10 +8255,10 @@ AMPI_HD AMPI_INLINE void ampi_turn(int hw, float r, int quarter, float* cosine, 
     s = ampi_fma(hw, -76.7749557f, z, 81.6256256f);
     s = ampi_fma(hw, s, z, -41.3418655f);
     s = ampi_fma(hw, s, z, 6.28318548f) * r;
-    *cosine = quarter & 1 ? s : c;
-    *sine = quarter & 1 ? c : s;
-    if ((quarter + 1) & 2) *cosine = -*cosine;
-    if (quarter & 2) *sine = -*sine;
+    const uint32_t q = (uint32_t)quarter, sign = 0x80000000u;
+    const uint32_t swap = (ampi_bits(c) ^ ampi_bits(s)) & (0u - (q & 1u));
+    *cosine = ampi_float(ampi_bits(c) ^ swap ^ ((q + 1u) << 30 & sign));
+    *sine = ampi_float(ampi_bits(s) ^ swap ^ (q << 30 & sign));
 }
 
 /* cos(2 pi u) for u in [0,1]: the nearest quarter turn is taken off exactly; the rest, an eighth at
@@ -8264,12 +8270,14 @@ AMPI_HD AMPI_INLINE float ampi_cos_turns(int hw, float u) {
     return c;
 }
 
+AMPI_INLINE float ampi_square_radius(int hw, uint32_t bits) {
+    return -2.0f * ampi_log(hw, 1.0f - ampi_uniform(bits));
+}
 /* Box-Muller: sqrt(-2 log(u1)) * cos(2 pi u2), u1 in (0,1], so the largest deviate is sqrt(48 ln2)
    = 5.77. */
 AMP_DEF float amp_random_normal(uint64_t seed, uint64_t index) {
-    float u1 = 1.0f - amp_random_uniform(seed, 2 * index),
-        u2 = amp_random_uniform(seed, 2 * index + 1);
-    return sqrtf(-2.0f * ampi_log(AMPI_FMA_NATIVE, u1)) * ampi_cos_turns(AMPI_FMA_NATIVE, u2);
+    return sqrtf(ampi_square_radius(AMPI_FMA_NATIVE, amp_random_bits(seed, 2 * index)))
+        * ampi_cos_turns(AMPI_FMA_NATIVE, amp_random_uniform(seed, 2 * index + 1));
 }
 
 /* A product in double that no compiler fuses with a following sum. */
@@ -9457,11 +9465,24 @@ AMP_DEF amp_result amp_map(amp_map_function f, void* user_data, amp_ref dy, amp_
 
 /* --- dropout, sum, concat --- */
 
+/* amp_random_normal of words[2 * i] and the next one, times factor; n: at most AMPI_BLOCK. */
+AMPI_KERNEL(ampi_normals, (float* x, const uint32_t* words, float factor, size_t n), x, words,
+        factor, n) {
+    uint32_t radius[AMPI_BLOCK], turn[AMPI_BLOCK];
+    for (size_t i = 0; i < n; i++) {
+        radius[i] = words[2 * i];
+        turn[i] = words[2 * i + 1];
+    }
+    AMPI_LOOP(x, n, ampi_square_radius(hw, radius[i]));
+    for (size_t i = 0; i < n; i++) x[i] = sqrtf(x[i]);  /* sets errno, so no vector has it */
+    AMPI_LOOP(x, n, x[i] * ampi_cos_turns(hw, ampi_uniform(turn[i])) * factor);
+}
+
 /* y = 0 where the uniform number of 24 bits is below p, else x * scale. y may be x. */
 AMPI_KERNEL(ampi_drop, (float* y, const float* x, const uint32_t* bits, float p, float scale,
         size_t n), y, x, bits, p, scale, n) {
     AMPI_LOOP(y, n, ampi_float(ampi_bits(x[i] * scale)
-        & ~ampi_mask((float)(int32_t)(bits[i] >> 8) * (1.0f / 16777216.0f) < p)));
+        & ~ampi_mask(ampi_uniform(bits[i]) < p)));
 }
 
 /* Checks, then drops tile by tile. Element i takes random word `offset` + i of the seed; words come
@@ -11424,7 +11445,7 @@ AMPI_FN ampi_interval ampi_keys_of_block(const amp_attention_shape* s, size_t b,
     return r;
 }
 
-/* Operands from a position and head on: of q or y, and of k or v. */
+/* Of q or y, from a position and head on. */
 AMPI_FN amp_ref ampi_query_at(const ampi_attention* a, amp_ref x, size_t ld, size_t b, size_t i,
         size_t h) {
     return ampi_from(x, (b * a->s.queries + i) * ld + h * a->s.head_size);
@@ -11926,16 +11947,6 @@ AMPI_FN amp_result ampi_attention_check(ampi_attention* a, const char* op,
     return AMP_OK;
 }
 
-/* Refuses lengths outside of the keys. */
-AMPI_FN amp_result ampi_attention_check_lengths(const amp_attention_shape* s, const char* op,
-        const amp_exec* exec) {
-    for (size_t b = 0; b < s->batch && s->lengths; b++)
-        AMPI_REFUSE_OP(s->lengths[b] < 0 || (size_t)s->lengths[b] > s->keys, AMP_ERR_ARGUMENT,
-            "%s: lengths[%lld] is %d, outside of 0 to %lld keys", op, ampi_shown(b),
-            (int)s->lengths[b], ampi_shown(s->keys));
-    return AMP_OK;
-}
-
 /* The type of a tile that is multiplied by x: that of x, as products read it, if 16 bits. */
 AMPI_FN amp_dtype ampi_tile_type(amp_ref x, const amp_exec* exec) {
     const amp_dtype t = ampi_dtype_or_f32(x.dtype);
@@ -11968,7 +11979,8 @@ AMPI_FN size_t ampi_attention_operands(const ampi_attention* a, int use,
         { "k", a->k.data, a->k.dtype, AMPI_IN, kv_rows, kv_d, s->ldk },
         { "v", a->v.data, a->v.dtype, AMPI_IN, kv_rows, kv_d, s->ldv },
         { "y", a->y.data, a->y.dtype, use ? AMPI_IN : AMPI_OUT, rows, d, s->ldy },
-        AMPI_ARG_F32(a->lse, use ? AMPI_IN : AMPI_OUT | AMPI_NULL, rows * s->heads),
+        { "lse", a->lse, AMP_F32, use ? AMPI_IN : AMPI_OUT | AMPI_NULL,
+            AMPI_FLAT(rows * s->heads) },
         { "lengths", s->lengths, AMP_F32, AMPI_NULL, AMPI_FLAT(s->batch) },
         { "dy", a->dy.data, a->dy.dtype, AMPI_IN, rows, d, s->ldy },
         { "dq", a->dq.data, a->dq.dtype, use, rows, d, s->ldq },
@@ -11976,8 +11988,24 @@ AMPI_FN size_t ampi_attention_operands(const ampi_attention* a, int use,
         { "dv", a->dv.data, a->dv.dtype, use, kv_rows, kv_d, s->ldv }
     };
     memcpy(list, all, sizeof all);
-    list[4].name = "lse";
     return use ? AMPI_ATTENTION_OPERANDS : AMPI_ATTENTION_OPERANDS - 4;
+}
+
+/* Refuses operands that do not fit the shape, and lengths outside of the keys; sets the types of
+   tiles. use: see above. */
+AMPI_FN amp_result ampi_attention_open(ampi_attention* a, const char* op, int use,
+        const amp_exec* exec) {
+    const amp_attention_shape* s = &a->s;
+    ampi_argument list[AMPI_ATTENTION_OPERANDS];
+    const size_t count = ampi_attention_operands(a, use, list);
+    AMPI_TRY(ampi_check_matrices(ampi_exec_logger(exec), op, list, count));
+    for (size_t b = 0; b < s->batch && s->lengths; b++)
+        AMPI_REFUSE_OP(s->lengths[b] < 0 || (size_t)s->lengths[b] > s->keys, AMP_ERR_ARGUMENT,
+            "%s: lengths[%lld] is %d, outside of 0 to %lld keys", op, ampi_shown(b),
+            (int)s->lengths[b], ampi_shown(s->keys));
+    a->weight = ampi_tile_type(a->v, exec);
+    a->slope = ampi_tile_type(a->q, exec);
+    return ampi_check_exec(exec, op);
 }
 
 /* One pass over tiles. */
@@ -11985,16 +12013,11 @@ AMP_DEF amp_result amp_attention_forward(const amp_attention_shape* shape, amp_r
         amp_ref v, amp_ref y, float* lse, const amp_exec* exec) {
     const char* op = "attention";
     ampi_attention a;
-    ampi_argument list[AMPI_ATTENTION_OPERANDS];
     AMPI_TRY(ampi_attention_check(&a, op, shape, exec));
     a.q = q; a.k = k; a.v = v; a.y = y;
     a.lse = lse;
-    const size_t count = ampi_attention_operands(&a, 0, list);
-    AMPI_TRY(ampi_check_matrices(ampi_exec_logger(exec), op, list, count));
-    AMPI_TRY(ampi_attention_check_lengths(&a.s, op, exec));
-    AMPI_TRY(ampi_check_exec(exec, op));
+    AMPI_TRY(ampi_attention_open(&a, op, 0, exec));
     AMPI_COMPUTE_OP;
-    a.weight = ampi_tile_type(v, exec);
     AMPI_GROW_WORKSPACE(amp_attention_workspace(&a.s))
     ampi_attention_run(&a, AMPI_ATTENTION_Y, exec);
     AMPI_DONE_OP;
@@ -12007,19 +12030,13 @@ AMP_DEF amp_result amp_attention_backward(const amp_attention_shape* shape, amp_
         int accumulate, const amp_exec* exec) {
     const char* op = "attention backward";
     ampi_attention a;
-    ampi_argument list[AMPI_ATTENTION_OPERANDS];
     AMPI_TRY(ampi_attention_check(&a, op, shape, exec));
     a.q = q; a.k = k; a.v = v; a.y = y; a.dy = dy; a.dq = dq; a.dk = dk; a.dv = dv;
     a.lse = (float*)ampi_mutable(lse);
     a.accumulate = accumulate;
-    const size_t count = ampi_attention_operands(&a,
-        ampi_gradient_use(accumulate, AMP_ACCUMULATE_INPUT), list);
-    AMPI_TRY(ampi_check_matrices(ampi_exec_logger(exec), op, list, count));
-    AMPI_TRY(ampi_attention_check_lengths(&a.s, op, exec));
-    AMPI_TRY(ampi_check_exec(exec, op));
+    AMPI_TRY(ampi_attention_open(&a, op, ampi_gradient_use(accumulate, AMP_ACCUMULATE_INPUT),
+        exec));
     AMPI_COMPUTE_OP;
-    a.weight = ampi_tile_type(v, exec);
-    a.slope = ampi_tile_type(q, exec);
     AMPI_GROW_WORKSPACE(amp_attention_workspace(&a.s))
 
     /* Tiles take five products, those of two passes together seven. */
@@ -12151,14 +12168,14 @@ AMPI_FN amp_result ampi_rope_check(amp_rope_shape* s, const char* op, const amp_
 
 /* Checks the operands x and y, with y's use, then turns position by position. */
 AMPI_FN amp_result ampi_rope_run(const char* op, const amp_rope_shape* shape, amp_ref x,
-        amp_ref y, const char* const names[2], int use, float direction, const amp_exec* exec) {
+        amp_ref y, int use, int backward, const amp_exec* exec) {
     ampi_rope r;
     AMPI_TRY(ampi_rope_check(&r.s, op, shape, exec));
-    r.direction = direction;
+    r.direction = backward ? -1.0f : 1.0f;
     const size_t n = ampi_area(ampi_area(r.s.batch, r.s.positions), r.s.width);
     const ampi_argument list[] = {
-        { names[0], x.data, x.dtype, AMPI_SAME, AMPI_FLAT(n) },
-        { names[1], y.data, y.dtype, use, AMPI_FLAT(n) }
+        { backward ? "dy" : "x", x.data, x.dtype, AMPI_SAME, AMPI_FLAT(n) },
+        { backward ? "dx" : "y", y.data, y.dtype, use, AMPI_FLAT(n) }
     };
     AMPI_CHECK(op, n, list);
     AMPI_COMPUTE_OP;
@@ -12174,17 +12191,15 @@ AMPI_FN amp_result ampi_rope_run(const char* op, const amp_rope_shape* shape, am
 /* A rotation forward. */
 AMP_DEF amp_result amp_rope_forward(const amp_rope_shape* s, amp_ref x, amp_ref y,
         const amp_exec* exec) {
-    static const char* const names[] = { "x", "y" };
-    return ampi_rope_run("rope", s, x, y, names, AMPI_OUT | AMPI_SAME, 1.0f, exec);
+    return ampi_rope_run("rope", s, x, y, AMPI_OUT | AMPI_SAME, 0, exec);
 }
 
 /* A rotation's transpose is the rotation back. */
 AMP_DEF amp_result amp_rope_backward(const amp_rope_shape* s, amp_ref dy, amp_ref dx,
         int accumulate, const amp_exec* exec) {
-    static const char* const names[] = { "dy", "dx" };
     const int add = ampi_gradient_use(accumulate, AMP_ACCUMULATE_INPUT);
-    return ampi_rope_run("rope backward", s, dy, dx, names,
-        add & AMPI_ADDS ? add : add | AMPI_SAME, -1.0f, exec);
+    return ampi_rope_run("rope backward", s, dy, dx, add & AMPI_ADDS ? add : add | AMPI_SAME, 1,
+        exec);
 }
 
 /* >>impl-policy Which operator runs in which type: one table of operators, one list of rules for
@@ -14496,6 +14511,7 @@ struct amp_model {
     int micro;                    /* micro-batches of the current step begun */
     int unsummed;                 /* sums over ranks began for gradients from this parameter on */
     int in_pass;                  /* of training: begun, and not yet counted in `passes` */
+    int vectors_group;            /* a group + 1, see amp_group_vectors; 0: that of the layer */
     int own_scalers;              /* losses that have a scaler of their own: none, or all */
     amp_scaler loss_scalers[AMP_MAX_LOSSES];
     const ampi_node* overflowed;  /* the first such loss that overflowed in this step, or NULL */
@@ -15758,20 +15774,33 @@ AMP_DEF void amp_name(amp_model* m, amp_value v, const char* name) {
     else strcpy(n->layer.name, name);
 }
 
+/* The optimizer's groups; 0 of the desc: one for all. */
+AMPI_FN int ampi_groups_of(const amp_model* m) {
+    return ampi_default_int(m->desc.optimizer.group_count, 1);
+}
+
 /* Puts a layer's parameters into an optimizer group that exists. */
 AMP_DEF void amp_group(amp_model* m, amp_value v, int group) {
     ampi_node* n = ampi_node_of(m, v, "group");
     if (!n) return;
-    const int groups = ampi_default_int(m->desc.optimizer.group_count, 1);  /* 0: one for all */
     if (n->shares_params)
         ampi_build_fail(AMP_ERR_ARGUMENT, "group of '%s': its weights are another layer's",
             n->layer.name);
     else if (n->params[0] == AMPI_NONE)
         ampi_build_fail(AMP_ERR_ARGUMENT, "group of '%s': it has no parameters", n->layer.name);
-    else if (group < 0 || group >= groups)
+    else if (group < 0 || group >= ampi_groups_of(m))
         ampi_build_fail(AMP_ERR_ARGUMENT, "group of '%s' is %d, the optimizer has %d",
-            n->layer.name, group, groups);
+            n->layer.name, group, ampi_groups_of(m));
     else n->group = group;
+}
+
+/* Keeps the group for finalize, where parameters are placed. */
+AMP_DEF void amp_group_vectors(amp_model* m, int group) {
+    if (!ampi_can_build(m, "group_vectors")) return;
+    if (group < 0 || group >= ampi_groups_of(m))
+        ampi_build_fail(AMP_ERR_ARGUMENT, "group_vectors: the group is %d, the optimizer has %d",
+            group, ampi_groups_of(m));
+    else m->vectors_group = group + 1;
 }
 
 /* --- finalize, 1: the types that layers compute in and values are kept in --- */
@@ -16130,7 +16159,7 @@ AMPI_FN void ampi_place_param(amp_model* m, ampi_node* n, int k) {
         : ampi_is_dense(n) && !is_bias ? n->fan_in * n->fan_out
         : (size_t)n->layer.channels * (is_bias ? 1 : ampi_is(n, CONV_TRANSPOSE2D) ? n->fan_out
             : n->fan_in);
-    p.group = n->group;
+    p.group = m->vectors_group && (is_bias || ampi_is_norm(n)) ? m->vectors_group - 1 : n->group;
     p.grad_dtype = ampi_dtype_or_f32(m->desc.grad_dtype);
     n->layer.parameters += p.count;
 
@@ -16161,29 +16190,37 @@ AMPI_FN void ampi_place_param(amp_model* m, ampi_node* n, int k) {
     m->grad_list[index] = ampi_grad_at(&p, 0);
 }
 
-/* Weight number i of an init, drawn from the stream of that seed. */
-AMPI_FN float ampi_drawn_weight(amp_init init, float sd, size_t fan_in, size_t fan_out,
-        uint64_t seed, uint64_t i) {
-    if (init == AMP_INIT_ZERO) return 0.0f;
-    if (init == AMP_INIT_NORMAL) return amp_random_normal(seed, i) * (sd == 0.0f ? 0.02f : sd);
-    if (init == AMP_INIT_HE) return amp_random_normal(seed, i) * sqrtf(2.0f / (float)fan_in);
-    const float u = 2.0f * amp_random_uniform(seed, i) - 1.0f;
-    if (init == AMP_INIT_XAVIER) return u * sqrtf(6.0f / (float)(fan_in + fan_out));
-    return u / sqrtf((float)fan_in);
+/* n weights of an init from number `at` on, drawn from the stream of that seed; at: a multiple of
+   AMPI_LANES. */
+AMPI_FN void ampi_draw(float* x, amp_init init, float sd, size_t fan_in, size_t fan_out,
+        uint64_t seed, uint64_t at, size_t n) {
+    const unsigned each = init == AMP_INIT_NORMAL || init == AMP_INIT_HE ? 2 : 1;  /* words */
+    const float sum = (float)(fan_in + fan_out), in = (float)fan_in;
+    uint32_t words[2 * AMPI_BLOCK];
+    ampi_random_fill(words, seed, each * at, each * ampi_padded(n));
+    if (each == 2) {
+        const float factor = init == AMP_INIT_HE ? sqrtf(2.0f / in) : sd == 0.0f ? 0.02f : sd;
+        ampi_normals(x, words, factor, ampi_padded(n));
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        const float u = 2.0f * ampi_uniform(words[i]) - 1.0f;
+        x[i] = init == AMP_INIT_XAVIER ? u * sqrtf(6.0f / sum) : u / sqrtf(in);
+    }
 }
 
-/* Element i of a parameter of a custom operator at the start. */
-AMPI_FN float ampi_initial_custom(const amp_custom_param* p, uint64_t seed, uint64_t i) {
-    if (p->init == AMP_INIT_ZERO) return p->value;
-    return ampi_drawn_weight(p->init, p->value, p->fan_in ? p->fan_in : p->count,
-        p->fan_out ? p->fan_out : p->count, seed, i);
-}
-
-/* Element i of a layer's weight or bias at the start, by its layer's init. */
-AMPI_FN float ampi_initial_weight(const ampi_node* n, int is_bias, uint64_t seed, uint64_t i) {
-    if (ampi_is_norm(n)) return is_bias ? 0.0f : 1.0f;
-    if (is_bias && n->init != AMP_INIT_TORCH) return 0.0f;
-    return ampi_drawn_weight(n->init, n->sd, n->fan_in, n->fan_out, seed, i);
+/* n elements of parameter k of a layer at the start, from number `at` on, by the layer's init. */
+AMPI_FN void ampi_initial(const ampi_node* layer, int k, uint64_t seed, uint64_t at, float* x,
+        size_t n) {
+    const amp_custom_param* own = layer->custom ? &layer->custom->params[k] : NULL;
+    const amp_init init = own ? own->init : layer->init;
+    const int is_norm = ampi_is_norm(layer), is_bias = !own && k == AMPI_BIAS;
+    if (is_norm || init == AMP_INIT_ZERO || (is_bias && init != AMP_INIT_TORCH))
+        ampi_fill(x, n, own ? own->value : is_norm && !is_bias ? 1.0f : 0.0f);
+    else if (own)
+        ampi_draw(x, init, own->value, own->fan_in ? own->fan_in : own->count,
+            own->fan_out ? own->fan_out : own->count, seed, at, n);
+    else ampi_draw(x, init, layer->sd, layer->fan_in, layer->fan_out, seed, at, n);
 }
 
 /* The seed of a stream of random numbers: near model seeds and near streams become far apart. */
@@ -16226,9 +16263,7 @@ AMPI_FN amp_result ampi_init_param(amp_model* m, const ampi_node* n, int k) {
     const uint64_t seed = ampi_stream(m, index);
     float values[AMPI_BLOCK];
     AMPI_EACH_TILE(at, count, p->count, AMPI_BLOCK) {
-        for (size_t i = 0; i < count; i++)
-            values[i] = n->custom ? ampi_initial_custom(&n->custom->params[k], seed, at + i)
-                : ampi_initial_weight(n, k == AMPI_BIAS, seed, at + i);
+        ampi_initial(n, k, seed, at, values, count);
         if (p->master) AMPI_RUN(copy_in, p->master + at, values, count * sizeof *values);
         else if (p->rest)
             AMPI_TRY(ampi_write_split(m, (uint16_t*)p->low + at, p->rest + at, values, count));
@@ -16633,6 +16668,7 @@ AMP_DEF const amp_policy* amp_model_policy(const amp_model* m) { return m ? &m->
    settings. */
 AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
     uint64_t h = AMPI_HASH_START;
+    if (m->vectors_group) h = ampi_hash_words(h, &m->vectors_group, 1);
     AMPI_EACH_NODE(n) {
         const amp_layer* l = &n->layer;
         const int numbers[] = { (int)l->op, (int)l->compute_dtype, (int)l->storage_dtype,
@@ -21097,20 +21133,14 @@ AMPI_COMPILE_WELL
    amp_conv2d(m, x, out_channels, kernel, stride, pad), amp_batch_norm(m, x), amp_mse(m, x).
    amp_maxpool2d, amp_avgpool2d, amp_global_avgpool2d are amp_max_pool2d, amp_avg_pool2d,
    amp_global_avg_pool2d; padding is pad in descs, .out of a linear desc is .out_features.
-   New: names of 127 bytes (amp_layer.name), gelu_tanh in the graph. Convolutions and pools have
-   pad_end_h and pad_end_w: zero the shapes. The fields of amp_backend are declared with
-   AMP_BACKEND_API alone. amp_exec may name a workspace that grows.
-   Parts of a step (amp_forward to amp_discard), amp_custom, amp_mean, amp_reuse, amp_mixed,
-   amp_map, models for inference, scalers of single losses, groups with an optimizer, RMSprop, split
-   masters, moments in 16 bits, operands of amp_exec, amp_comm's start and wait, nine layers.
-   Cross-entropy of [C,H,W] is no error.
+   Convolutions and pools have pad_end_h and pad_end_w: zero the shapes. The fields of amp_backend
+   are declared with AMP_BACKEND_API alone. Cross-entropy of [C,H,W] is no error.
    m and v of amp_param are void*. Structs that grew at their ends: amp_loss_desc, amp_param,
    amp_param_group, amp_comm, amp_conv2d_desc, amp_conv2d_shape; amp_model_desc and
    amp_optimizer_desc have new fields within. A backend of your own needs the table's new entries.
    Cross-entropy has ld and an ignored label; layer norm's backward needs no saved statistics.
-   Sequences: amp_tokens to amp_generate; positions and lengths of amp_batch, amp_data,
-   amp_input_desc, amp_layer, amp_custom; classes of amp_loss_desc, sd and transposed of
-   amp_linear_desc. Zero these structs.
+   New are positions and lengths of amp_batch, amp_data, amp_input_desc, amp_layer, amp_custom;
+   classes of amp_loss_desc, sd and transposed of amp_linear_desc. Zero these structs.
    amp_group refuses a layer without parameters. amp_backward without seeds is an error in a model
    without a loss, and seeds with inf or NaN leave the loss scale alone.
    amp_cuda.cuh: operators on raw device pointers are entries of amp_cuda_backend()'s table:
@@ -21130,9 +21160,7 @@ AMPI_COMPILE_WELL
        its data structs.
    (!) Updates of optimizers raise no floating-point exception. OpenMP's threads compute in the
        caller's floating-point environment.
-   Two layers of one name are refused by amp_model_finalize, no longer by amp_name.
-   New: amp_self_test, AMP_LOG_DEFAULT, mask_exceptions, held of amp_batch_norm_shape (zero the
-   shape). A scaler's state has version 3; versions 1 and 2 are read.
+   held of amp_batch_norm_shape is new: zero the shape. A scaler's state has version 3.
 
    Since 0.1.0
    (!) init 0 is AMP_INIT_TORCH, for biases too. weight_decay 0 is none for ADAMW, too. A group's lr

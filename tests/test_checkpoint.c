@@ -930,11 +930,12 @@ typedef struct model_options {
     float dropout;
     int pinned;                    /* the dense layers' ReLUs run in FP32 */
     int groups;                    /* of the optimizer; the last layer is in the last one */
+    int vectors;                   /* 1 = biases and norms are in the first one */
     int split;                     /* masters */
     amp_dtype moments;
     const amp_optimizer_desc* own; /* optimizer of group 1 */
 } model_options;
-static const model_options usual = { AMP_O1, AMP_F16, 12, 1, 1, 3, 0.01f, 0, AMP_ADAMW, 5, 0.25f, 0, 0, 0, AMP_F32, NULL };
+static const model_options usual = { AMP_O1, AMP_F16, 12, 1, 1, 3, 0.01f, 0, AMP_ADAMW, 5, 0.25f, 0, 0, 0, 0, AMP_F32, NULL };
 
 /* A small net with everything that has state: masters, moments, running statistics, dropout, a scaler that moves. */
 static amp_model* make_model(const model_options* o) {
@@ -984,6 +985,7 @@ static amp_model* make_model(const model_options* o) {
     }
     x = amp_linear(m, x, 4);
     if (o->groups) amp_group(m, x, o->groups - 1);
+    if (o->vectors) amp_group_vectors(m, 0);
     amp_softmax_cross_entropy(m, x);
     if (amp_model_finalize(m) == AMP_OK) return m;
     printf("%s\n", amp_model_error(m));
@@ -1409,6 +1411,11 @@ static void test_group_rates(void) {
     CHECK(of->groups[0].frozen == 1 && of->groups[1].frozen == 0 && of->groups[2].frozen == 0);
     CHECK(amp_checkpoint_load(other, path) == AMP_ERR_FORMAT);
     CHECK_MSG(strstr(amp_model_error(other), "amp.groups is 3 in the file, but 2"), "%s", amp_model_error(other));
+    o.groups = 3; o.vectors = 1;
+    amp_model_destroy(other);
+    other = make_model(&o);
+    CHECK(other && amp_checkpoint_load(other, path) == AMP_ERR_FORMAT);
+    CHECK_MSG(strstr(amp_model_error(other), "other layers, types or settings"), "%s", amp_model_error(other));
     of->groups[1].weight_decay = 0.5f;
     CHECK(amp_checkpoint_load(b, path) == AMP_OK && of->groups[1].weight_decay == 0.5f && heard_code == AMP_OK);
     CHECK_MSG(strstr(heard, "amp.group1.weight_decay is 0 in the file, but 0.5"), "%s", heard);

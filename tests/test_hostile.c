@@ -591,7 +591,7 @@ static void null_objects(void) {
     CHECK(amp_conv2d_with(NULL, none, NULL).id == 0 && amp_linear(NULL, none, 1).id == 0 && amp_add(NULL, none, none).id == 0);
     CHECK(amp_mse(NULL, none).id == 0 && amp_global_avg_pool2d(NULL, none).id == 0 && amp_layer_norm(NULL, none).id == 0);
     amp_autocast_push(NULL, AMP_F32); amp_autocast_pop(NULL); amp_pin(NULL, none, AMP_F32);
-    amp_name(NULL, none, NULL); amp_group(NULL, none, 0); amp_model_destroy(NULL);
+    amp_name(NULL, none, NULL); amp_group(NULL, none, 0); amp_group_vectors(NULL, 0); amp_model_destroy(NULL);
     CHECK(amp_model_finalize(NULL) == AMP_ERR_ARGUMENT && amp_model_layer_count(NULL) == 0 && !amp_model_layer(NULL, 0));
     CHECK(amp_model_layer_of(NULL, none) == -1 && amp_model_memory(NULL, NULL) == AMP_ERR_ARGUMENT);
     CHECK(!amp_model_params(NULL, &n) && n == 0 && !amp_model_find_param(NULL, "a") && !amp_model_policy(NULL));

@@ -1238,6 +1238,7 @@ static void e_name_empty(amp_model* m, amp_value x) { amp_name(m, x, ""); }
 static void e_name_bytes(amp_model* m, amp_value x) { amp_name(m, x, "caf\xe9"); }
 static void e_name_null(amp_model* m, amp_value x) { amp_name(m, x, NULL); }
 static void e_group(amp_model* m, amp_value x) { amp_group(m, rows_of(m, x, 3), 1); }
+static void e_group_vectors(amp_model* m, amp_value x) { amp_group_vectors(m, 1); (void)x; }
 static void e_group_of_relu(amp_model* m, amp_value x) { amp_group(m, amp_relu(m, rows_of(m, x, 3)), 0); }
 static void e_no_loss_behind(amp_model* m, amp_value x) { amp_mse(m, rows_of(m, x, 3)); rows_of(m, x, 4); }
 
@@ -1289,7 +1290,8 @@ static const struct { mistake make; amp_result code; const char* word; const cha
     { e_name_empty, AMP_ERR_ARGUMENT, "name", "photo" },     { e_name_null, AMP_ERR_ARGUMENT, "name", "photo" },
     { e_name_bytes, AMP_ERR_ARGUMENT, "UTF-8", "photo" },
     { e_group_of_relu, AMP_ERR_ARGUMENT, "no parameters", "relu1" },
-    { e_group, AMP_ERR_ARGUMENT, "group", "linear1" },       { e_no_loss_behind, AMP_ERR_SHAPE, "no loss", "linear2" }
+    { e_group, AMP_ERR_ARGUMENT, "group", "linear1" },       { e_group_vectors, AMP_ERR_ARGUMENT, "has 1", "group_vectors" },
+    { e_no_loss_behind, AMP_ERR_SHAPE, "no loss", "linear2" }
 };
 
 /* Each mistake is reported by finalize with its code and a sentence with number and place; what was built on it, and what
@@ -1312,7 +1314,7 @@ static void test_mistakes(void) {
             amp_autocast_pop(m);
             amp_name(m, y, "later");
             amp_pin(m, y, AMP_F32);
-            amp_group(m, y, 99);
+            amp_group(m, y, 99); amp_group_vectors(m, 99);
             amp_softmax_cross_entropy(m, amp_concat(m, amp_flatten(m, y), amp_global_avg_pool2d(m, y)));
         }
         heard[0] = 0;

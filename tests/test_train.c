@@ -2374,6 +2374,50 @@ static void test_frozen_backbone_is_absent(void) {
             for (k = 0; k < 3; k++) compare_with_head((amp_level)level, (amp_dtype)low, kinds[k]);
 }
 
+/* Convolution, batch norm, dense, layer norm, dense; all biases and norms in group 1, or all parameters in group 0. */
+static amp_model* make_with_vectors(const amp_model_desc* d, int vectors) {
+    amp_model* m = new_model(d);
+    amp_value x = amp_relu(m, amp_batch_norm(m, amp_conv2d(m, amp_input(m, 1, SIDE, SIDE), 4, 3, 1, 1)));
+    if (vectors) amp_group_vectors(m, 1);       /* of layers before and after */
+    x = amp_tanh(m, amp_layer_norm(m, amp_linear(m, x, 16)));
+    amp_softmax_cross_entropy(m, amp_linear(m, x, CLASSES));
+    CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
+    return m;
+}
+/* Weight decay of matrices alone, and either kind frozen: after a first step, whose gradients are those of any setting, each
+   parameter is that of a model in which its group's setting holds for all. */
+static void test_group_of_vectors(void) {
+    static const amp_param_group settings[][2] = {
+        { { 0.0f, 0.0f, 0, NULL }, { 0.0f, AMP_ZERO, 0, NULL } },       /* nanoGPT's */
+        { { 0.0f, 0.0f, 0, NULL }, { 0.0f, 0.0f, 1, NULL } }, { { 0.0f, 0.0f, 1, NULL }, { 0.0f, 0.0f, 0, NULL } }
+    };
+    int i, k, level;
+    for (level = 0; level <= 3; level++)
+        for (k = 0; k < COUNT(settings); k++) {
+            amp_model* m[3];
+            int vectors = 0;
+            const amp_batch b = batch_of(0, 8);
+            for (i = 0; i < 3; i++) {
+                amp_model_desc d = toy_desc(8, (amp_level)level, AMP_BF16);
+                d.optimizer.kind = AMP_ADAMW; d.optimizer.lr = 0.02f; d.optimizer.momentum = 0.0f;
+                d.optimizer.weight_decay = 0.5f;
+                d.optimizer.groups = i < 2 ? &settings[k][i] : settings[k];
+                d.optimizer.group_count = i < 2 ? 1 : 2;
+                m[i] = make_with_vectors(&d, i == 2);
+                CHECK_MSG(amp_train_step(m[i], &b, NULL) == AMP_OK, "%s", amp_model_error(m[i]));
+            }
+            for (i = 0; i < 10; i++) {
+                const amp_param* p = &amp_model_params(m[2], NULL)[i];
+                const int is_vector = strstr(p->name, "bias") || strstr(p->name, "norm");
+                vectors += is_vector;
+                CHECK(p->group == is_vector);
+                CHECK_MSG(same_params(m[2], i, m[is_vector], i, 1), "O%d, setting %d: %s", level, k, p->name);
+            }
+            CHECK(vectors == 7);
+            for (i = 0; i < 3; i++) amp_model_destroy(m[i]);
+        }
+}
+
 /* What trains below a frozen layer is reached through it: the first step is the same whether that layer is frozen or not.
    What lies beneath a layer that trains, and is frozen, stays. Unfreezing gives the gradients back, where they were. */
 static void test_freezing_by_hand(void) {
@@ -2863,6 +2907,7 @@ int main(int argc, char** argv) {
     TEST(test_two_models_interleaved);
     TEST(test_every_isa);
     TEST(test_frozen_backbone_is_absent);
+    TEST(test_group_of_vectors);
     TEST(test_freezing_by_hand);
     TEST(test_freezing_in_a_window);
     TEST(test_frozen_overflow);
