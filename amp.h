@@ -14341,8 +14341,6 @@ typedef struct ampi_live_range {
     size_t bytes;      /* 0 = not in use */
     size_t offset;     /* in the arena, in bytes */
     int first, last;
-    struct ampi_live_range* home;  /* while planning: the node's live range of which this is a
-                                      copy */
 } ampi_live_range;
 
 /* The live ranges of a node: its value, the value's gradient, what it saves, see saved_bytes.
@@ -14526,7 +14524,9 @@ struct amp_model {
     const ampi_node* suspect;     /* where it did */
 };
 
-/* Of model m: each node, parameter and gradient; function f of the backend. */
+/* Each input of a node, by its number. Of model m: each node, parameter and gradient; function f of
+   the backend. */
+#define AMPI_EACH_INPUT(n, j) for (int j = 0; j < (n)->input_count; j++)
 #define AMPI_EACH_NODE(n) for (ampi_node* n = m->first; n; n = n->next)
 #define AMPI_EACH_PARAM(p) \
     for (const amp_param* p = m->params; p < m->params + m->param_count; p++)
@@ -14759,7 +14759,7 @@ AMPI_FN uint32_t ampi_node_tag(const ampi_node* n) {
     const size_t count = n->layer.positions > 1 ? 5 : 4;
     uint32_t inputs[AMP_MAX_OPERANDS + 2] = { 0 };  /* the last two carry the others up to the
                                                         tag */
-    for (int i = 0; i < n->input_count; i++) inputs[i] = n->inputs[i]->tag;
+    AMPI_EACH_INPUT(n, i) inputs[i] = n->inputs[i]->tag;
     const uint64_t h = ampi_hash_words(AMPI_HASH_START, own, count);
     return (uint32_t)(ampi_hash_words(h, inputs, AMPI_LENGTH(inputs)) >> 32);
 }
@@ -14911,7 +14911,7 @@ AMPI_FN amp_value ampi_layer_add(amp_model* m) {
     amp_layer* l = &n->layer;
     char shape[AMPI_SHAPE_TEXT];
     if (m->build_result != AMP_OK) return ampi_no_value();
-    for (int i = 0; i < n->input_count; i++) {
+    AMPI_EACH_INPUT(n, i) {
         AMPI_REFUSE_LAYER(ampi_is_loss(n->inputs[i]), AMP_ERR_SHAPE,
             "nothing can be built on a loss");
         const int tokens = ampi_is_tokens(n->inputs[i]);
@@ -15314,7 +15314,7 @@ AMPI_FN amp_value ampi_attention_add(amp_model* m, const amp_attention_desc* d) 
     const size_t kv = (size_t)(d->kv_heads ? d->kv_heads : d->heads);
     const size_t parts = (size_t)d->heads + 2 * kv;
     size_t features = 0, size;
-    for (int j = 0; j < n->input_count; j++) features += in[j]->features;
+    AMPI_EACH_INPUT(n, j) features += in[j]->features;
     size = features / parts;
     AMPI_REFUSE_LAYER(size * parts != features || (n->input_count == 3
         && (in[1]->features != size * kv || in[2]->features != size * kv)), AMP_ERR_SHAPE,
@@ -15834,7 +15834,7 @@ AMPI_FN void ampi_resolve_leads(amp_model* m) {
             && n->layer.reason < AMP_REASON_REGION && n->params[AMPI_BIAS] != AMPI_NONE
             && n->leads == 0;
         n->leads = n->layer.rule == AMP_RULE_LOW || (passes && n->leads != 0);
-        for (int j = 0; j < n->input_count; j++)
+        AMPI_EACH_INPUT(n, j)
             if (n->leads || n->inputs[j]->leads == AMPI_NONE) n->inputs[j]->leads = n->leads;
     }
 }
@@ -15870,7 +15870,7 @@ AMPI_FN void ampi_resolve_storage(amp_model* m) {
     /* The type in which all readers of a value compute; FP32 if they differ. */
     AMPI_EACH_NODE(user)
         if (!ampi_is(user, FLATTEN)) {
-            for (int j = 0; j < user->input_count; j++) {
+            AMPI_EACH_INPUT(user, j) {
                 ampi_node* n = ampi_source(user->inputs[j]);
                 const amp_dtype t = user->layer.compute_dtype;
                 n->wanted = !n->wanted || n->wanted == t ? t : AMP_F32;
@@ -15919,7 +15919,7 @@ AMPI_FN amp_result ampi_place_casts(amp_model* m) {
         n->users = n->is_output;
         n->on_loss_path = n->layer.casts = 0;
         AMPI_CLEAR(n->casts);
-        for (int j = 0; j < n->input_count; j++) {
+        AMPI_EACH_INPUT(n, j) {
             ampi_node* source = ampi_source(n->inputs[j]);
             if ((wanted != AMP_F32 || n->custom) && wanted != ampi_stored(source)
                 && !ampi_is_tokens(source))
@@ -15953,7 +15953,7 @@ AMPI_FN amp_result ampi_mark_paths(amp_model* m) {
        it. */
     for (ampi_node* n = m->last; n; n = n->prev) {
         n->on_loss_path |= ampi_is_loss(n) || n->is_output;
-        for (int j = 0; j < n->input_count; j++) n->reads[j]->on_loss_path |= n->on_loss_path;
+        AMPI_EACH_INPUT(n, j) n->reads[j]->on_loss_path |= n->on_loss_path;
         if (ampi_can_share(n, AMPI_SHARES_GRAD)) n->reads[0]->grad_root = n->grad_root;
         AMPI_REFUSE(ampi_is_trainable(m) && n->params[0] != AMPI_NONE && !n->on_loss_path,
             AMP_ERR_SHAPE, "layer %d '%s' has weights, but no loss depends on it", n->number,
@@ -16040,7 +16040,7 @@ AMPI_FN void ampi_live_range_times(amp_model* m) {
 
         /* Its inputs' values, and their gradients where the backward pass hands them one: until
            each input's own turn. No loss depends on a flatten: its readers read its input. */
-        for (int j = 0; j < n->input_count; j++) {
+        AMPI_EACH_INPUT(n, j) {
             ampi_node* in = n->reads[j];
             const size_t bytes = ampi_value_bytes(m, in);
             ampi_live_range_use(ampi_live_data(in), n->time, bytes);
@@ -16058,16 +16058,18 @@ AMPI_FN void ampi_live_range_times(amp_model* m) {
 /* The order of planning: the largest live range first; equals stay in the order of execution, as
    ampi_sort keeps it. */
 AMPI_FN int ampi_by_size(const void* a, const void* b) {
-    const size_t x = ((const ampi_live_range*)a)->bytes, y = ((const ampi_live_range*)b)->bytes;
+    const size_t x = (*(ampi_live_range* const*)a)->bytes,
+        y = (*(ampi_live_range* const*)b)->bytes;
     return x < y ? 1 : x == y ? 0 : -1;
 }
 
 /* The lowest offset at which l meets none of the `count` placed live ranges that are in use at its
    times; those are sorted by offset. SIZE_MAX if it would end beyond size_t. */
-AMPI_FN size_t ampi_live_range_place(const ampi_live_range* l, const ampi_live_range* placed,
+AMPI_FN size_t ampi_live_range_place(const ampi_live_range* l, ampi_live_range* const* placed,
         size_t count) {
     size_t offset = 0;
-    for (const ampi_live_range* o = placed; o < placed + count; o++) {
+    for (size_t i = 0; i < count; i++) {
+        const ampi_live_range* o = placed[i];
         if (o->offset >= offset + l->bytes) break;  /* the gap before o is large enough */
         if (o->last < l->first || o->first > l->last) continue;
         offset = ampi_max_size(offset, o->offset + o->bytes);
@@ -16076,17 +16078,17 @@ AMPI_FN size_t ampi_live_range_place(const ampi_live_range* l, const ampi_live_r
     return offset;
 }
 
-/* Places the live ranges of a list one by one, and tells their nodes. Those before list[i] are
-   placed, and sorted by offset. Returns the bytes needed, SIZE_MAX for too many. */
-AMPI_FN size_t ampi_live_ranges_place(ampi_live_range* list, size_t count) {
+/* Places the live ranges of a list one by one. Those before list[i] are placed, and sorted by
+   offset. Returns the bytes needed, SIZE_MAX for too many. */
+AMPI_FN size_t ampi_live_ranges_place(ampi_live_range** list, size_t count) {
     size_t total = 0;
     for (size_t i = 0; i < count; i++) {
-        ampi_live_range l = list[i];
+        ampi_live_range* l = list[i];
         size_t at = i;
-        l.offset = l.home->offset = ampi_live_range_place(&l, list, i);
-        if (l.offset == SIZE_MAX) return SIZE_MAX;
-        total = ampi_max_size(total, l.offset + l.bytes);
-        for (; at > 0 && list[at - 1].offset > l.offset; at--) list[at] = list[at - 1];
+        l->offset = ampi_live_range_place(l, list, i);
+        if (l->offset == SIZE_MAX) return SIZE_MAX;
+        total = ampi_max_size(total, l->offset + l->bytes);
+        for (; at > 0 && list[at - 1]->offset > l->offset; at--) list[at] = list[at - 1];
         list[at] = l;
     }
     return total;
@@ -16098,7 +16100,7 @@ AMPI_FN amp_result ampi_plan_arena(amp_model* m) {
     const amp_allocator* a = &m->desc.allocator;
     const size_t capacity = ((size_t)m->last->time + 1) * AMPI_LIVE_RANGES,
         scratch = capacity / 2 + 1;  /* of ampi_sort */
-    ampi_live_range* list = (ampi_live_range*)ampi_alloc((capacity + scratch) * sizeof *list, a);
+    ampi_live_range** list = (ampi_live_range**)ampi_alloc((capacity + scratch) * sizeof *list, a);
     size_t count = 0;
     AMPI_REFUSE(!list, AMP_ERR_MEMORY, "model: out of memory for the plan of %llu arrays",
         (ampi_ull)capacity);
@@ -16106,11 +16108,8 @@ AMPI_FN amp_result ampi_plan_arena(amp_model* m) {
     ampi_live_range_times(m);
     AMPI_EACH_NODE(n) {
         n->layer.activation_bytes = n->live[AMPI_LIVE_DATA].bytes;
-        for (int k = 0; k < AMPI_LIVE_RANGES; k++) {
-            if (!n->live[k].bytes) continue;
-            list[count] = n->live[k];
-            list[count++].home = &n->live[k];
-        }
+        for (int k = 0; k < AMPI_LIVE_RANGES; k++)
+            if (n->live[k].bytes) list[count++] = &n->live[k];
     }
 
     ampi_sort(list, count, sizeof *list, ampi_by_size, list + count);
@@ -16664,6 +16663,11 @@ AMP_DEF amp_scaler* amp_model_loss_scaler(amp_model* m, amp_value loss) {
 AMP_DEF const amp_policy* amp_model_policy(const amp_model* m) { return m ? &m->policy : NULL; }
 
 /* --- what a checkpoint needs --- */
+/* The hash with a field that is younger than checkpoints: it counts where it is set. */
+AMPI_FN uint64_t ampi_hash_if_set(uint64_t h, int field) {
+    return field ? ampi_hash_words(h, &field, 1) : h;
+}
+
 /* A hash of a pass's arithmetic, weights and batch size aside: operators, wiring, types,
    settings. */
 AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
@@ -16689,13 +16693,10 @@ AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
             h = ampi_hash_words(h, &n->inputs[j]->number, 1);
         h = ampi_hash_words(h, settings, AMPI_LENGTH(settings));
         if (n->shares_params) h = ampi_hash_words(h, n->params, 1);
-        if (n->norm.frozen) h = ampi_hash_words(h, &n->norm.frozen, 1);
-        if (n->transposed) h = ampi_hash_words(h, &n->transposed, 1);
-        if (l->positions > 1) h = ampi_hash_words(h, &l->positions, 1);
-        if (n->labels && n->classes < ampi_logits(n)) {
-            const int classes = (int)n->classes;
-            h = ampi_hash_words(h, &classes, 1);
-        }
+        h = ampi_hash_if_set(h, n->norm.frozen);
+        h = ampi_hash_if_set(h, n->transposed);
+        h = ampi_hash_if_set(h, l->positions > 1 ? l->positions : 0);
+        h = ampi_hash_if_set(h, n->labels && n->classes < ampi_logits(n) ? (int)n->classes : 0);
         h = ampi_hash_words(h, &conv, offsetof(amp_conv2d_shape, pad_end_h) / 4);
         h = ampi_hash_words(h, &pool, offsetof(amp_pool2d_shape, pad_end_h) / 4);
         if (n->reading.scale != 0.0f) h = ampi_hash_words(h, &n->reading.scale, 1);
@@ -16845,14 +16846,17 @@ AMPI_FN amp_result ampi_run_custom(amp_model* m, const ampi_node* n, void* const
     c.saved = n->saved;
     c.exec = &m->exec;
     c.user_data = d->user_data;
-    for (int j = 0; j < n->input_count; j++) c.x[j] = ampi_output_of(n->reads[j]);
-    for (int k = 0; k < d->param_count; k++) c.w[k] = ampi_weights(m, n, k);
+    AMPI_EACH_INPUT(n, j) {
+        c.x[j] = ampi_output_of(n->reads[j]);
+        if (dx && dx[j]) c.dx[j] = amp_ref_of(dx[j], c.dtype);
+    }
+    for (int k = 0; k < d->param_count; k++) {
+        c.w[k] = ampi_weights(m, n, k);
+        if (dx) c.dw[k] = ampi_weight_grad(m, n->params[k]);
+    }
     if (dx) {
         c.dy = ampi_gradient_of(n);
         c.add_dw = ampi_adds_grads(m, n) != 0;
-        for (int j = 0; j < n->input_count; j++)
-            if (dx[j]) c.dx[j] = amp_ref_of(dx[j], c.dtype);
-        for (int k = 0; k < d->param_count; k++) c.dw[k] = ampi_weight_grad(m, n->params[k]);
     }
 
     const amp_result r = (dx ? d->backward : d->forward)(&c);
@@ -17409,14 +17413,14 @@ AMPI_FN amp_result ampi_backward(amp_model* m, int starts) {
         if (!n->on_loss_path || !n->wants_grad || ampi_is(n, FLATTEN)) continue;
         AMPI_TRY(ampi_observe(m, n, 1 /* gradient */));
         void* dx[AMP_MAX_OPERANDS] = { NULL };
-        for (int j = 0; j < n->input_count; j++) {
+        AMPI_EACH_INPUT(n, j) {
             const ampi_node* x = n->reads[j];
             if (x->wants_grad) dx[j] = n->parts[j] ? n->parts[j] : x->grad;
             AMPI_TRY(ampi_backward_input(m, n, j, dx[j]));
         }
         if (n->custom) AMPI_TRY(ampi_run_custom(m, n, dx));
         if (ampi_is(n, ATTENTION)) AMPI_TRY(ampi_run_attention(m, n, dx));
-        for (int j = 0; j < n->input_count; j++) {
+        AMPI_EACH_INPUT(n, j) {
             const ampi_node* x = n->reads[j];
             const amp_ref sum = ampi_gradient_of(x);
             if (dx[j] && dx[j] != x->grad)
@@ -17721,7 +17725,7 @@ AMPI_FN void ampi_freeze(amp_model* m) {
         n->wants_grad = n->keeps_grad;
         for (int k = 0; k < AMP_MAX_OPERANDS; k++)
             n->wants_grad |= ampi_weight_grad(m, n->params[k]).data != NULL;
-        for (int j = 0; j < n->input_count; j++) n->wants_grad |= n->reads[j]->wants_grad;
+        AMPI_EACH_INPUT(n, j) n->wants_grad |= n->reads[j]->wants_grad;
     }
 }
 
@@ -18047,9 +18051,8 @@ AMPI_FN amp_result ampi_run_forward(amp_model* m) {
 AMPI_FN amp_result ampi_scan_gradients(amp_model* m, const amp_param* p, ampi_chunk* found) {
     float tile[AMPI_BLOCK];
     AMPI_CLEAR(*found);
-    for (int k = 0; k < m->param_count; k++) {
-        const amp_tensor* t = &m->grad_list[k];
-        if (p && p != &m->params[k]) continue;
+    AMPI_EACH_GRADIENT(t) {
+        if (p && p != &m->params[t - m->grad_list]) continue;
         AMPI_EACH_TILE(at, n, t->count, AMPI_BLOCK) {
             AMPI_RUN(download, amp_f32(tile), ampi_from(amp_ref_of(t->data, t->dtype), at), n);
             ampi_scan(tile, AMP_F32, at, n, ampi_inf_bits(AMP_F32) - 1, found);
@@ -18782,7 +18785,7 @@ AMP_DEF amp_result amp_generate(amp_model* m, amp_value logits, const int32_t* p
     const amp_allocator* a = &m->desc.allocator;
     t.tokens = (int32_t*)ampi_alloc(t.most * sizeof *t.tokens, a);
     t.row = (float*)ampi_alloc(t.logits->features * sizeof *t.row, a);
-    amp_result r = AMP_OK;
+    amp_result r;
     if (!t.tokens || !t.row)
         r = ampi_model_fail(AMP_ERR_MEMORY, "generate: out of memory");
     else {
