@@ -1916,6 +1916,14 @@ static void test_no_agreement(void) {
     d.comm = &comm; d.accumulate = 2;
     t = make_toy(&d, 1, 0.4f);
     snap(&snap_a, t);
+
+    /* Between the parts of a step, too. */
+    CHECK(amp_forward(t.m, &b, NULL) == AMP_OK);
+    sums_fail = 1;
+    CHECK(amp_backward(t.m, NULL) == AMP_ERR_COMM);
+    sums_fail = 0;
+    snap(&snap_b, t);
+    CHECK(same(&snap_a, &snap_b));
     for (i = 1; i <= 2; i++) {
         CHECK(amp_train_step(t.m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_ACCUMULATED);
         memset(&info, 0x5a, sizeof info);
