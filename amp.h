@@ -18879,6 +18879,8 @@ AMPI_FN void ampi_feed_shuffle(ampi_feed* f, const uint64_t* seed, int epoch) {
     }
 }
 
+AMPI_COMPILE_WELL  /* it copies many small arrays */
+
 /* Gathers in *b the n samples from place `at` of the order on, or lets the caller's function
    read them. */
 AMPI_FN amp_result ampi_feed_read(ampi_feed* f, int64_t at, int n, amp_batch* b) {
@@ -18908,6 +18910,8 @@ AMPI_FN amp_result ampi_feed_read(ampi_feed* f, int64_t at, int n, amp_batch* b)
     }
     return AMP_OK;
 }
+
+AMPI_COMPILE_SMALL
 
 /* The loss per sample and the counts of the whole data; of its messages the first, which is
    logged. */
