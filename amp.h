@@ -11375,8 +11375,6 @@ AMPI_KERNEL(ampi_rope_apply, (float* x, const float* partner, const float* own,
     AMPI_LOOP(x, n, ampi_fma(hw, x[i], own[i], partner[i] * other[i]));
 }
 
-AMPI_COMPILE_SMALL
-
 /* --- tiles --- */
 
 /* Numbers from `from` up to `to`; none if these are equal. */
@@ -12201,6 +12199,8 @@ AMP_DEF amp_result amp_rope_backward(const amp_rope_shape* s, amp_ref dy, amp_re
     return ampi_rope_run("rope backward", s, dy, dx, add & AMPI_ADDS ? add : add | AMPI_SAME, 1,
         exec);
 }
+
+AMPI_COMPILE_SMALL
 
 /* >>impl-policy Which operator runs in which type: one table of operators, one list of rules for
    each level and style.
