@@ -2412,10 +2412,10 @@ struct amp_backend {
    of an array. This room calls no other.
    Macros that use variables of the function around them. `logger`: AMPI_REFUSE_CALL. `exec`:
    AMPI_REFUSE_OP, AMPI_COMPUTE_OP, AMPI_DONE_OP, AMPI_GROW_WORKSPACE, AMPI_CHECK. The model
-   `m`: AMPI_EACH_NODE, AMPI_EACH_PARAM, AMPI_EACH_GRADIENT, AMPI_DRAFT, AMPI_OF_MODEL,
-   AMPI_REFUSE, AMPI_REFUSE_LAYER, ampi_run, ampi_model_fail, ampi_build_fail. The file `f`:
-   AMPI_REFUSE_AS, AMPI_REFUSE_FILE, AMPI_BAD_PATH. Arguments of an operator on rows, `f`:
-   AMPI_OPEN_READER. Others are undefined where their table or switch ends. */
+   `m`: AMPI_EACH_NODE, _INPUT, _LOSS, _PARAM, _GRADIENT, AMPI_DRAFT, AMPI_OF_MODEL, AMPI_REFUSE,
+   AMPI_REFUSE_LAYER, ampi_run, ampi_model_fail, ampi_build_fail. The file `f`: AMPI_REFUSE_AS,
+   AMPI_REFUSE_FILE, AMPI_BAD_PATH. Arguments of an operator on rows, `f`: AMPI_OPEN_READER. Others
+   are undefined where their table or switch ends. */
 
 /* not with -fshort-enums */
 typedef char ampi_enums_are_int[sizeof(amp_result) == sizeof(int) ? 1 : -1];
@@ -14524,10 +14524,12 @@ struct amp_model {
     const ampi_node* suspect;     /* where it did */
 };
 
-/* Each input of a node, by its number. Of model m: each node, parameter and gradient; function f of
-   the backend. */
-#define AMPI_EACH_INPUT(n, j) for (int j = 0; j < (n)->input_count; j++)
+/* Each operand of a node, by its number. Of model m: each node, and those that are inputs or
+   losses; each parameter and gradient; function f of the backend. */
+#define AMPI_EACH_OPERAND(n, j) for (int j = 0; j < (n)->input_count; j++)
 #define AMPI_EACH_NODE(n) for (ampi_node* n = m->first; n; n = n->next)
+#define AMPI_EACH_INPUT(n) AMPI_EACH_NODE(n) if (ampi_is(n, INPUT))
+#define AMPI_EACH_LOSS(n) AMPI_EACH_NODE(n) if (ampi_is_loss(n))
 #define AMPI_EACH_PARAM(p) \
     for (const amp_param* p = m->params; p < m->params + m->param_count; p++)
 #define AMPI_EACH_GRADIENT(t) \
@@ -14759,7 +14761,7 @@ AMPI_FN uint32_t ampi_node_tag(const ampi_node* n) {
     const size_t count = n->layer.positions > 1 ? 5 : 4;
     uint32_t inputs[AMP_MAX_OPERANDS + 2] = { 0 };  /* the last two carry the others up to the
                                                         tag */
-    AMPI_EACH_INPUT(n, i) inputs[i] = n->inputs[i]->tag;
+    AMPI_EACH_OPERAND(n, i) inputs[i] = n->inputs[i]->tag;
     const uint64_t h = ampi_hash_words(AMPI_HASH_START, own, count);
     return (uint32_t)(ampi_hash_words(h, inputs, AMPI_LENGTH(inputs)) >> 32);
 }
@@ -14911,7 +14913,7 @@ AMPI_FN amp_value ampi_layer_add(amp_model* m) {
     amp_layer* l = &n->layer;
     char shape[AMPI_SHAPE_TEXT];
     if (m->build_result != AMP_OK) return ampi_no_value();
-    AMPI_EACH_INPUT(n, i) {
+    AMPI_EACH_OPERAND(n, i) {
         AMPI_REFUSE_LAYER(ampi_is_loss(n->inputs[i]), AMP_ERR_SHAPE,
             "nothing can be built on a loss");
         const int tokens = ampi_is_tokens(n->inputs[i]);
@@ -15314,7 +15316,7 @@ AMPI_FN amp_value ampi_attention_add(amp_model* m, const amp_attention_desc* d) 
     const size_t kv = (size_t)(d->kv_heads ? d->kv_heads : d->heads);
     const size_t parts = (size_t)d->heads + 2 * kv;
     size_t features = 0, size;
-    AMPI_EACH_INPUT(n, j) features += in[j]->features;
+    AMPI_EACH_OPERAND(n, j) features += in[j]->features;
     size = features / parts;
     AMPI_REFUSE_LAYER(size * parts != features || (n->input_count == 3
         && (in[1]->features != size * kv || in[2]->features != size * kv)), AMP_ERR_SHAPE,
@@ -15834,7 +15836,7 @@ AMPI_FN void ampi_resolve_leads(amp_model* m) {
             && n->layer.reason < AMP_REASON_REGION && n->params[AMPI_BIAS] != AMPI_NONE
             && n->leads == 0;
         n->leads = n->layer.rule == AMP_RULE_LOW || (passes && n->leads != 0);
-        AMPI_EACH_INPUT(n, j)
+        AMPI_EACH_OPERAND(n, j)
             if (n->leads || n->inputs[j]->leads == AMPI_NONE) n->inputs[j]->leads = n->leads;
     }
 }
@@ -15870,7 +15872,7 @@ AMPI_FN void ampi_resolve_storage(amp_model* m) {
     /* The type in which all readers of a value compute; FP32 if they differ. */
     AMPI_EACH_NODE(user)
         if (!ampi_is(user, FLATTEN)) {
-            AMPI_EACH_INPUT(user, j) {
+            AMPI_EACH_OPERAND(user, j) {
                 ampi_node* n = ampi_source(user->inputs[j]);
                 const amp_dtype t = user->layer.compute_dtype;
                 n->wanted = !n->wanted || n->wanted == t ? t : AMP_F32;
@@ -15919,7 +15921,7 @@ AMPI_FN amp_result ampi_place_casts(amp_model* m) {
         n->users = n->is_output;
         n->on_loss_path = n->layer.casts = 0;
         AMPI_CLEAR(n->casts);
-        AMPI_EACH_INPUT(n, j) {
+        AMPI_EACH_OPERAND(n, j) {
             ampi_node* source = ampi_source(n->inputs[j]);
             if ((wanted != AMP_F32 || n->custom) && wanted != ampi_stored(source)
                 && !ampi_is_tokens(source))
@@ -15953,7 +15955,7 @@ AMPI_FN amp_result ampi_mark_paths(amp_model* m) {
        it. */
     for (ampi_node* n = m->last; n; n = n->prev) {
         n->on_loss_path |= ampi_is_loss(n) || n->is_output;
-        AMPI_EACH_INPUT(n, j) n->reads[j]->on_loss_path |= n->on_loss_path;
+        AMPI_EACH_OPERAND(n, j) n->reads[j]->on_loss_path |= n->on_loss_path;
         if (ampi_can_share(n, AMPI_SHARES_GRAD)) n->reads[0]->grad_root = n->grad_root;
         AMPI_REFUSE(ampi_is_trainable(m) && n->params[0] != AMPI_NONE && !n->on_loss_path,
             AMP_ERR_SHAPE, "layer %d '%s' has weights, but no loss depends on it", n->number,
@@ -16040,7 +16042,7 @@ AMPI_FN void ampi_live_range_times(amp_model* m) {
 
         /* Its inputs' values, and their gradients where the backward pass hands them one: until
            each input's own turn. No loss depends on a flatten: its readers read its input. */
-        AMPI_EACH_INPUT(n, j) {
+        AMPI_EACH_OPERAND(n, j) {
             ampi_node* in = n->reads[j];
             const size_t bytes = ampi_value_bytes(m, in);
             ampi_live_range_use(ampi_live_data(in), n->time, bytes);
@@ -16347,14 +16349,13 @@ AMPI_FN void ampi_place_all(amp_model* m) {
     }
     m->held = (unsigned char*)ampi_block_take(m, AMPI_BLOCK_HOST, m->blocks[AMPI_BLOCK_HELD].at);
 
-    for (int i = 0; i < m->loss_count; i++) {
-        ampi_node* n = m->losses[i];
+    AMPI_EACH_LOSS(n) {
         n->target = ampi_floats_take(m, AMPI_BLOCK_STEP,
             ampi_target_size(n) * ampi_most_rows(m, n->reads[0]));
         if (ampi_has_labels(n))
             rows = ampi_max_size(rows, ampi_rows_at_once(n) * (ampi_logits(n) + 1));
     }
-    for (int i = 0; i < m->input_count; i++) is_sequence |= m->inputs[i]->is_sequence;
+    AMPI_EACH_INPUT(n) is_sequence |= n->is_sequence;
     if (is_sequence)
         m->lengths = (int32_t*)ampi_block_take(m, AMPI_BLOCK_STEP,
             3 * (size_t)m->desc.batch * sizeof *m->lengths);
@@ -16491,8 +16492,8 @@ AMPI_FN void ampi_remark_doubts(amp_model* m) {
     const amp_optimizer_desc* o = &m->desc.optimizer;
 
     /* Sizes in the order height, width, colours: 28, 28, 3. */
-    for (int i = 0; i < m->input_count; i++) {
-        const amp_layer* l = &m->inputs[i]->layer;
+    AMPI_EACH_INPUT(n) {
+        const amp_layer* l = &n->layer;
         const int has_colours = l->width == 3 || l->width == 4;
         if (has_colours && l->channels == l->height && l->height > l->width)
             ampi_remark(&m->op_logger,
@@ -16501,8 +16502,8 @@ AMPI_FN void ampi_remark_doubts(amp_model* m) {
     }
 
     /* A softmax of a softmax, and one of a single number. */
-    for (int i = 0; i < m->loss_count; i++) {
-        const ampi_node *loss = m->losses[i], *x = ampi_source(loss->inputs[0]);
+    AMPI_EACH_LOSS(loss) {
+        const ampi_node* x = ampi_source(loss->inputs[0]);
         if (!ampi_has_labels(loss)) continue;
         if (ampi_is(x, SOFTMAX))
             ampi_remark(&m->op_logger,
@@ -16749,8 +16750,7 @@ AMPI_FN size_t ampi_positions(const ampi_node* n, int given) {
 
 /* Those of the model's sequences, by the first; 1 without one. */
 AMPI_FN size_t ampi_batch_positions(const amp_model* m, int given) {
-    for (int i = 0; i < m->input_count; i++)
-        if (m->inputs[i]->is_sequence) return ampi_positions(m->inputs[i], given);
+    AMPI_EACH_INPUT(n) if (n->is_sequence) return ampi_positions(n, given);
     return 1;
 }
 
@@ -16846,7 +16846,7 @@ AMPI_FN amp_result ampi_run_custom(amp_model* m, const ampi_node* n, void* const
     c.saved = n->saved;
     c.exec = &m->exec;
     c.user_data = d->user_data;
-    AMPI_EACH_INPUT(n, j) {
+    AMPI_EACH_OPERAND(n, j) {
         c.x[j] = ampi_output_of(n->reads[j]);
         if (dx && dx[j]) c.dx[j] = amp_ref_of(dx[j], c.dtype);
     }
@@ -17413,14 +17413,14 @@ AMPI_FN amp_result ampi_backward(amp_model* m, int starts) {
         if (!n->on_loss_path || !n->wants_grad || ampi_is(n, FLATTEN)) continue;
         AMPI_TRY(ampi_observe(m, n, 1 /* gradient */));
         void* dx[AMP_MAX_OPERANDS] = { NULL };
-        AMPI_EACH_INPUT(n, j) {
+        AMPI_EACH_OPERAND(n, j) {
             const ampi_node* x = n->reads[j];
             if (x->wants_grad) dx[j] = n->parts[j] ? n->parts[j] : x->grad;
             AMPI_TRY(ampi_backward_input(m, n, j, dx[j]));
         }
         if (n->custom) AMPI_TRY(ampi_run_custom(m, n, dx));
         if (ampi_is(n, ATTENTION)) AMPI_TRY(ampi_run_attention(m, n, dx));
-        AMPI_EACH_INPUT(n, j) {
+        AMPI_EACH_OPERAND(n, j) {
             const ampi_node* x = n->reads[j];
             const amp_ref sum = ampi_gradient_of(x);
             if (dx[j] && dx[j] != x->grad)
@@ -17517,8 +17517,7 @@ AMPI_FN amp_result ampi_check_types(amp_model* m, amp_dtype input, amp_dtype lab
         (int)label);
 
     /* Somebody must read labels. */
-    for (int i = 0; i < m->loss_count; i++)
-        if (ampi_has_labels(m->losses[i])) return AMP_OK;
+    AMPI_EACH_LOSS(n) if (ampi_has_labels(n)) return AMP_OK;
     AMPI_REFUSE(m->loss_count, AMP_ERR_DTYPE,
         "%s: label_dtype is %s, but the loss '%s' reads targets[0] as floats; "
         "labels are for softmax_cross_entropy", what, amp_dtype_name(label),
@@ -17534,22 +17533,21 @@ AMPI_FN void ampi_doubt_labels(amp_model* m, const void* const* targets, amp_dty
     if (said || count < 16 || m->labels_known) return;
     m->labels_known = 1;
 
-    for (int i = 0; i < m->loss_count; i++) {
-        const ampi_node* loss = m->losses[i];
+    AMPI_EACH_LOSS(loss) {
         const size_t each = loss->labels * ampi_positions(loss->reads[0], positions);
         const size_t labels = count * each;  /* 0 where each target is a float */
         size_t k = labels / 2;  /* pairs to be looked at */
         size_t set = 0;  /* low words that are not 0 */
         for (; k > 0; k--) {
             uint64_t label;
-            memcpy(&label, (const int32_t*)targets[i] + 2 * (k - 1), sizeof label);
+            memcpy(&label, (const int32_t*)targets[loss->index] + 2 * (k - 1), sizeof label);
             if (label >> 32) break;
             set += label != 0;
         }
         if (labels == 0 || k > 0 || set * 4 < labels) continue;
         ampi_remark(&m->op_logger,
             "%s: every second label of targets[%d] is 0: int64 labels need label_dtype AMP_I64, "
-            "others AMP_I32", what, i);
+            "others AMP_I32", what, loss->index);
         return;
     }
 }
@@ -17560,8 +17558,7 @@ AMPI_FN amp_result ampi_check_positions(amp_model* m, int given, const int32_t* 
         const char* what) {
     const size_t positions = ampi_batch_positions(m, given);
     int sequences = 0;
-    for (int i = 0; i < m->input_count; i++) {
-        const ampi_node* in = m->inputs[i];
+    AMPI_EACH_INPUT(in) {
         if (!in->is_sequence) continue;
         sequences++;
         AMPI_REFUSE(given < 0 || given > in->layer.positions, AMP_ERR_ARGUMENT,
@@ -17638,13 +17635,13 @@ AMPI_FN amp_result ampi_load_lengths(amp_model* m) {
 AMPI_FN amp_result ampi_load_inputs(amp_model* m) {
     const amp_batch* b = m->pass.batch;
     if (m->pass.has_lengths) AMPI_TRY(ampi_load_lengths(m));
-    for (int i = 0; i < m->input_count; i++) {
-        const ampi_node* n = m->inputs[i];
-        const amp_ref to = ampi_output_of(n), from = amp_ref_of(b->inputs[i], b->input_dtype);
+    AMPI_EACH_INPUT(n) {
+        const void* data = b->inputs[n->index];
+        const amp_ref to = ampi_output_of(n), from = amp_ref_of(data, b->input_dtype);
         const size_t count = ampi_value_elements(n);
         amp_reading how = n->reading;
         if (ampi_is_tokens(n)) {
-            AMPI_TRY((b->on_device ? m->backend->copy : m->backend->copy_in)(n->data, b->inputs[i],
+            AMPI_TRY((b->on_device ? m->backend->copy : m->backend->copy_in)(n->data, data,
                 count * sizeof(int32_t), &m->exec));
             continue;
         }
@@ -17676,9 +17673,8 @@ AMPI_FN amp_result ampi_mask_labels(amp_model* m, const ampi_node* n) {
 AMPI_FN amp_result ampi_load_batch(amp_model* m) {
     const amp_batch* b = m->pass.batch;
     AMPI_TRY(ampi_load_inputs(m));
-    for (int i = 0; i < m->loss_count; i++) {
-        const ampi_node* n = m->losses[i];
-        const void* from = b->targets[i];
+    AMPI_EACH_LOSS(n) {
+        const void* from = b->targets[n->index];
         const size_t count = n->reads[0]->rows * ampi_target_size(n), bytes = count * 4;
         if (count == 0) continue;  /* a mean has no target */
         if (ampi_has_labels(n) && (b->label_dtype == AMP_I64 || b->label_dtype == AMP_U8))
@@ -17696,8 +17692,7 @@ AMPI_FN amp_result ampi_total_loss(amp_model* m, float* total) {
     float values[AMP_MAX_LOSSES];
     double sum = 0.0;
     AMPI_RUN(copy_out, values, m->loss_values, (size_t)m->loss_count * sizeof *values);
-    for (int i = 0; i < m->loss_count; i++)
-        sum += (double)m->losses[i]->loss_weight * (double)values[i];
+    AMPI_EACH_LOSS(n) sum += (double)n->loss_weight * (double)values[n->index];
     *total = (float)sum;
     AMPI_FORGET(total);  /* its bits will be tested */
     return AMP_OK;
@@ -17725,7 +17720,7 @@ AMPI_FN void ampi_freeze(amp_model* m) {
         n->wants_grad = n->keeps_grad;
         for (int k = 0; k < AMP_MAX_OPERANDS; k++)
             n->wants_grad |= ampi_weight_grad(m, n->params[k]).data != NULL;
-        AMPI_EACH_INPUT(n, j) n->wants_grad |= n->reads[j]->wants_grad;
+        AMPI_EACH_OPERAND(n, j) n->wants_grad |= n->reads[j]->wants_grad;
     }
 }
 
@@ -17798,13 +17793,13 @@ AMPI_FN ampi_node* ampi_find_trouble(amp_model* m, char* out, size_t size) {
     }
 
     /* All layers are sound. The losses are those of the pass that went before. */
-    for (int i = 0; i < m->loss_count; i++) {
-        if (ampi_first_bad(m, amp_f32(&m->loss_values[i]), 1, &what) == 1) continue;
+    AMPI_EACH_LOSS(n) {
+        if (ampi_first_bad(m, amp_f32(&m->loss_values[n->index]), 1, &what) == 1) continue;
         AMPI_SAY(where, " of samples %llu to %llu", first, last);
         ampi_say(out, size,
             "the loss '%s' is %s although every layer's output is finite: look at the targets%s",
-            m->losses[i]->layer.name, what, m->pass.training ? "" : where);
-        return m->losses[i];
+            n->layer.name, what, m->pass.training ? "" : where);
+        return n;
     }
     return ampi_find_bad_seed(m, out, size);
 }
@@ -18169,7 +18164,7 @@ AMPI_FN amp_result ampi_replay_step(amp_model* m) {
         + (uint64_t)m->pass.data.positions;
     amp_record mode = AMP_RECORD_OFF;
     int by_sample = m->own_scalers;  /* they wait for each pass */
-    for (int i = 0; i < m->loss_count; i++) by_sample |= ampi_is_by_sample(m, m->losses[i]);
+    AMPI_EACH_LOSS(n) by_sample |= ampi_is_by_sample(m, n);
     if (m->backend->record && !by_sample)
         AMPI_RUN(record, &m->training, (shape << 1 | (m->pass.has_lengths ? 1u : 0u)) << 2 | place,
             &mode);
