@@ -236,6 +236,7 @@ class Torch:
         *widths, batch = numbers(shape)
         return self.train(self.networks.dense(*widths), self.fill(batch, widths[0]), batch, dt)
     layout = "contiguous_format"
+    def form(self, net): return net
     def train_network(self, shape, dt):
         name, batch = shape.split(":")
         side, form = self.networks.NETWORKS[name][0], {"memory_format": getattr(self.t, self.layout)}
@@ -243,7 +244,7 @@ class Torch:
         return self.train(self.networks.network(name).to(**form), x, int(batch), dt)
     def train_gpt2(self, shape, dt):
         batch, length = numbers(shape)
-        net = self.networks.GPT2(length)
+        net = self.form(self.networks.GPT2(length))
         x = (self.t.arange(batch * length) * 7 % net.tokens.num_embeddings).view(batch, length)
         call = self.train(net, x, batch * length, dt, self.t.optim.AdamW)
         call()                          # the first one makes the optimizer's state, and a slow case is timed once only
@@ -257,6 +258,14 @@ class ChannelsLast(Torch):
         super().__init__()
         self.name = re.sub(r" \(.*", "", self.name) + ", channels last"
     def case(self, what, shape, type): return super().case(what, shape, type) if what == "train network" else None
+
+class Compiled(Torch):
+    """PyTorch's transformer, compiled; minutes before the first step."""
+    def __init__(self):
+        super().__init__()
+        self.name = re.sub(r" \(.*", "", self.name) + ", compiled"
+    def form(self, net): return self.t.compile(net)
+    def case(self, what, shape, type): return super().case(what, shape, type) if what == "train gpt2" else None
 
 class OneDNN(Torch):
     """oneDNN's product of FP32, which PyTorch's torch.mm leaves to another library."""
@@ -329,7 +338,7 @@ def tasks(): return {int(t) for t in os.listdir("/proc/self/task")} if os.path.e
 def peers():
     """Those found. Threads that one starts by itself are bound to the processors after the first, as OpenMP's are."""
     found, cpus = [], processors()
-    for make in (Torch, ChannelsLast, OneDNN, OpenBLAS, NumPy, Memcpy):
+    for make in (Torch, ChannelsLast, Compiled, OneDNN, OpenBLAS, NumPy, Memcpy):
         before = tasks()
         try:
             found.append(make())
