@@ -1418,8 +1418,8 @@ typedef struct amp_model amp_model;
 typedef struct amp_value { int id; uint32_t tag; } amp_value;
 
 /* Data-parallel training: sums over ranks, in place, in the backend's memory. amp_train_step first
-   waits for the sum of a flag: a batch refused on one rank is refused on all. An operator that fails
-   within a pass, as one of amp_custom may, fails on its rank alone: end the others. */
+   waits for the sum of a flag: a batch refused on one rank is refused on all. An operator that
+   fails within a pass, as one of amp_custom may, fails on its rank alone: end the others. */
 typedef struct amp_comm {
     amp_result (*all_reduce_sum)(void* data, amp_dtype dtype, size_t count, void* stream,
         void* user_data);
