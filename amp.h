@@ -6680,10 +6680,8 @@ AMPI_FN void ampi_scan(const void* data, amp_dtype t, size_t base, size_t n, uin
     const double limit = (double)ampi_widen_bits(last, t);
     const uint64_t clear = last == ampi_inf_bits(t) - 1 ? AMPI_INF64 - 1
         : ampi_bits64(limit * limit);
-    size_t m;
-    for (size_t i = 0; i < n; i += m) {
+    AMPI_EACH_TILE(i, m, n, block) {
         double sum = 0.0;
-        m = ampi_min_size(n - i, block);
         ampi_kernels_now()->add_squares(&sum, ampi_at(data, t, i), t, m);
         ampi_kernels_end();
         if (ampi_bits64_at(&sum) << 1 > clear << 1)
@@ -6747,9 +6745,8 @@ AMPI_FN void ampi_accumulate_chunk(const ampi_list_pass* pass, const amp_tensor*
     const amp_dtype t = ampi_dtype_or_f32(y->dtype);
     union { float f32[AMPI_BLOCK]; uint16_t f16[AMPI_BLOCK]; } stored;
     AMPI_ALIGNED float sum[AMPI_BLOCK], tile[AMPI_BLOCK];
-    size_t n;
-    for (size_t i = c->offset; i < c->offset + c->n; i += n) {
-        n = ampi_min_size(c->offset + c->n - i, AMPI_BLOCK);
+    AMPI_EACH_TILE(done, n, c->n, AMPI_BLOCK) {
+        const size_t i = c->offset + done;
         ampi_load_f32(sum, y->data, t, i, n);
         ampi_load_f32(tile, x->data, x->dtype, i, n);
         ampi_axpy_f32(sum, tile, n, pass->inverse);
@@ -6887,8 +6884,7 @@ AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dt
     out->count += n;
 
     feholdexcept(&floats);
-    for (size_t at = 0; at < n; at += AMPI_BLOCK) {
-        const size_t k = ampi_min_size(n - at, AMPI_BLOCK);
+    AMPI_EACH_TILE(at, k, n, AMPI_BLOCK) {
         amp_convert(amp_ref_of(tile, AMP_F64), amp_ref_of(ampi_at(x, dtype, at), dtype), k);
         for (size_t i = 0; i < k; i++)
             ampi_stats_add(out, tile[i], ampi_dtype_or_f32(dtype), target);
@@ -9304,21 +9300,17 @@ AMPI_KERNEL(ampi_elementwise, (int op, float* y, const float* a, const float* b,
 #undef AMPI_CASE
 }
 
-/* Elements [i, i + n) of a list's y = op(x, dy), or op(x) of an activation; n is at most AMPI_TILE.
-   y may be an operand of its type. */
-AMPI_FN void ampi_elements_tile(int op, float p, const ampi_argument* list, size_t i, size_t n) {
-    AMPI_ALIGNED float a[AMPI_TILE], b[AMPI_TILE];
-    float* y = ampi_open(&list[AMPI_ARG_Y], i, n, a);
-    const float* x = ampi_view(&list[AMPI_ARG_X], i, n, a);
-    const float* dy = op < AMPI_SLOPE ? NULL : ampi_view(&list[AMPI_ARG_DY], i, n, b);
-    ampi_elementwise(op, y, x, dy, p, ampi_padded(n));
-    ampi_store(&list[AMPI_ARG_Y], i, y, n);
-}
-
-/* An element-wise operator over n elements, in tiles that threads share. */
+/* y = op(x, dy) of a list's n elements, or op(x) of an activation, in tiles. y may be an operand of
+   its type. */
 AMPI_FN void ampi_elements(int op, float p, const ampi_argument* list, size_t n) {
     if (!list[AMPI_ARG_Y].data) return;
-    AMPI_SHARE_TILES(n, at, count, ampi_elements_tile(op, p, list, at, count));
+    AMPI_SHARE_TILES(n, at, count,
+        AMPI_ALIGNED float a[AMPI_TILE], b[AMPI_TILE];
+        float* y = ampi_open(&list[AMPI_ARG_Y], at, count, a);
+        const float* x = ampi_view(&list[AMPI_ARG_X], at, count, a);
+        const float* dy = op < AMPI_SLOPE ? NULL : ampi_view(&list[AMPI_ARG_DY], at, count, b);
+        ampi_elementwise(op, y, x, dy, p, ampi_padded(count));
+        ampi_store(&list[AMPI_ARG_Y], at, y, count));
 }
 
 /* A table of an activation f, or of its gradient AMPI_SLOPE + f, pays for many elements of 16 bits
@@ -10048,8 +10040,9 @@ AMPI_FN void ampi_store_sums(const ampi_argument* y, size_t i, const double* sum
 /* Writes dx if q->a is set, else y, of rows of d elements from element `at` on. gamma and beta are
    of columns, or NULL. */
 AMPI_FN void ampi_norm_apply(ampi_row_args* q, ampi_reader* dy, ampi_reader* x, ampi_reader* gamma,
-        ampi_reader* beta, const ampi_argument* y, size_t at, size_t rows, size_t d) {
+        ampi_reader* beta, const ampi_argument* list, size_t at, size_t rows, size_t d) {
     AMPI_ALIGNED float tile[AMPI_ROWS_TILE];
+    const ampi_argument* y = &list[AMPI_ARG_Y];
     AMPI_EACH_TILE(i, n, d, AMPI_PART) {
         const float* v = ampi_read(x, at + i, rows * n, n);
         float* to = ampi_open(y, at + i, n, tile);
@@ -10188,9 +10181,9 @@ AMPI_FN void ampi_bn_sums(const ampi_bn_plan* f, ampi_norm_channels* g, ampi_ter
         ampi_row_sums s;
         AMPI_CLEAR(s);  /* kinds of terms without products leave s.dot */
         for (size_t i = 0; i < f->n; i += f->planes)
-            for (size_t k = 0; k < f->spatial; k += AMPI_TILE) {
+            AMPI_EACH_TILE(k, pixels, f->spatial, AMPI_TILE) {
                 const size_t at = i * image + first + c * f->spatial + k;
-                const size_t n = ampi_min_size(f->n - i, f->planes) * ampi_tile_size(f->spatial, k);
+                const size_t n = ampi_min_size(f->n - i, f->planes) * pixels;
                 const float* v = ampi_bn_tile(f, &x, at, n);
                 const float* u = terms == AMPI_DOT ? ampi_bn_tile(f, &dy, at, n) : v;
                 ampi_sum_rows(terms, &s, u, v, &q, 1, n, i + k > 0);
@@ -10295,7 +10288,7 @@ AMPI_FN void ampi_bn_apply(const ampi_bn_plan* f, ampi_norm_channels* g, int arg
     AMPI_OPEN_READER(x, arg);
     AMPI_OPEN_READER(dy, AMPI_ARG_DY);
     for (size_t image = 0; image < f->n; image++)
-        ampi_norm_apply(&g->q, &dy, &x, NULL, NULL, &f->list[AMPI_ARG_Y],
+        ampi_norm_apply(&g->q, &dy, &x, NULL, NULL, f->list,
             (image * f->channels + g->first) * f->spatial, columns ? 1 : g->count,
             columns ? g->count : f->spatial);
 }
@@ -10440,7 +10433,7 @@ AMPI_FN void ampi_ln_apply(const ampi_rows* f, ampi_reader* x, size_t row, size_
     q.mean = mean;
     q.scale = invstd;
     q.params_by_column = 1;
-    ampi_norm_apply(&q, NULL, x, &gamma, &beta, &f->list[AMPI_ARG_Y], row * f->d, rows, f->d);
+    ampi_norm_apply(&q, NULL, x, &gamma, &beta, f->list, row * f->d, rows, f->d);
 }
 
 /* The backward pass of rows [row, past), see that of batch norm. sums, if not NULL: columns [start,
@@ -10486,7 +10479,7 @@ AMPI_FN void ampi_ln_backward_rows(const ampi_rows* f, size_t row, size_t past, 
         }
         q.a = a;
         q.b = b;
-        ampi_norm_apply(&q, &dy, &x, &gamma, NULL, &f->list[AMPI_ARG_Y], row * f->d, rows, f->d);
+        ampi_norm_apply(&q, &dy, &x, &gamma, NULL, f->list, row * f->d, rows, f->d);
     }
 }
 
@@ -10579,8 +10572,7 @@ AMPI_FN void ampi_gn_apply(const ampi_rows* f, ampi_reader* x, size_t row, size_
             const size_t at = ampi_gn_open(f, row + r, i, mean[r], invstd[r], &c);
             ampi_channels_read(&c, f->list, AMPI_ARG_BETA, -0.0f, c.beta);
             c.q.beta = c.beta;
-            ampi_norm_apply(&c.q, NULL, x, NULL, NULL, &f->list[AMPI_ARG_Y], at, c.count,
-                f->spatial);
+            ampi_norm_apply(&c.q, NULL, x, NULL, NULL, f->list, at, c.count, f->spatial);
         }
 }
 
@@ -10618,7 +10610,7 @@ AMPI_FN void ampi_gn_dx_row(const ampi_rows* f, size_t row) {
         ampi_fill(c.b, c.count, (float)(dot * (double)invstd / (double)f->d));
         c.q.a = c.a;
         c.q.b = c.b;
-        ampi_norm_apply(&c.q, &dy, &x, NULL, NULL, &f->list[AMPI_ARG_Y], at, c.count, f->spatial);
+        ampi_norm_apply(&c.q, &dy, &x, NULL, NULL, f->list, at, c.count, f->spatial);
     }
 }
 
@@ -10960,7 +10952,7 @@ AMPI_FN void ampi_mul_rows(const ampi_rows* f, size_t row, size_t rows) {
     AMPI_OPEN_READER(x, AMPI_ARG_X);
     ampi_load(&f->list[AMPI_ARG_DY], row, scale, rows);
     q.scale = scale;
-    ampi_norm_apply(&q, NULL, &x, NULL, NULL, &f->list[AMPI_ARG_Y], row * f->d, rows, f->d);
+    ampi_norm_apply(&q, NULL, &x, NULL, NULL, f->list, row * f->d, rows, f->d);
 }
 
 /* An element of y for each row: the sum of dy * x. */
