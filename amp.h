@@ -8408,10 +8408,6 @@ AMPI_FN size_t ampi_rows_of_tile(size_t d) {
     return d < AMPI_PART ? ampi_min_size(AMPI_PART / d, AMPI_ROWS) : 1;
 }
 
-AMPI_FN size_t ampi_part_size(size_t d, size_t start) {
-    return ampi_min_size(d - start, AMPI_PART);
-}
-
 /* Places in a call's list: what it reads, its result (dx of a gradient), what it reads besides,
    then those of norms. */
 enum { AMPI_ARG_X, AMPI_ARG_Y, AMPI_ARG_DY, AMPI_ARG_GAMMA, AMPI_ARG_MEAN, AMPI_ARG_INVSTD,
@@ -8471,6 +8467,16 @@ AMPI_FN void ampi_store(const ampi_argument* y, size_t i, float* v, size_t n) {
     ampi_kernels_now()->convert(ampi_mutable(ampi_at(y->data, y->dtype, i)),
         ampi_dtype_or_f32(y->dtype), v, AMP_F32, n, NULL, 1);
     ampi_kernels_end();
+}
+
+/* Elements [from, from + n) of x become, or are added to, those of y from `to` on. */
+AMPI_APART void ampi_move_elements(const ampi_argument* x, size_t from, const ampi_argument* y,
+        size_t to, size_t n) {
+    float tile[AMPI_PART];
+    AMPI_EACH_TILE(i, k, n, AMPI_PART) {
+        ampi_load(x, from + i, tile, k);
+        ampi_store(y, to + i, tile, k);
+    }
 }
 
 /* --- sums --- */
@@ -9544,11 +9550,7 @@ AMPI_FN amp_result ampi_copy_columns(const char* op, const ampi_argument* list, 
         const size_t part = (size_t)row * d, in_whole = (size_t)row * d_total + column;
         const size_t from = whole == AMPI_ARG_X ? in_whole : part, to = part + in_whole - from;
         if (!adds) amp_convert(ampi_from(target, to), ampi_from(source, from), d);
-        else AMPI_EACH_TILE(i, n, d, AMPI_PART) {
-            float tile[AMPI_PART];
-            ampi_load(x, from + i, tile, n);
-            ampi_store(y, to + i, tile, n);
-        }
+        else ampi_move_elements(x, from, y, to, d);
     });
     AMPI_DONE_OP;
 }
@@ -12130,11 +12132,7 @@ AMPI_FN void ampi_rope_position(const ampi_rope* r, size_t t) {
         const size_t row = (b * s->positions + t) * s->width;
         for (size_t i = 0; i < all; i += together)
             ampi_rope_heads(r, row + i, ampi_min_size(all - i, together), own, other);
-        for (size_t n, i = all; (n = ampi_part_size(s->width, i)) > 0; i += n) {
-            float x[AMPI_PART];
-            ampi_load_f32(x, r->list[0].data, r->list[0].dtype, row + i, n);
-            ampi_store(&r->list[1], row + i, x, n);
-        }
+        ampi_move_elements(&r->list[0], row + all, &r->list[1], row + all, s->width - all);
     }
 }
 
