@@ -5,7 +5,7 @@ round, so that what disturbs the machine disturbs all of them: ours, the limit, 
 A figure is the median of the rounds. A peer that is not installed is skipped with a line. On one thread everything
 runs on the same core (BENCH_CPU chooses it, default the last).
 Writes tests/bench/results/DATE-PROCESSOR.md (see processor()), and three pictures beside it; quick writes
-build/bench-quick.md only. ONLY=train measures the cases with that in their names; CLOCK=processor, on one thread, counts
+build/bench-quick.md only. ONLY="train f32" measures the cases with these words in their names; CLOCK=processor, on one thread, counts
 seconds of the processor, for a machine on which other programs run. With AMP_ISA=avx2 (`make bench ISA=avx2`) the peers are
 held to AVX2 too, and the short list goes to DATE-PROCESSOR-avx2.md."""
 import ctypes, datetime, gc, glob, os, platform, re, statistics, subprocess, sys, time
@@ -399,7 +399,7 @@ def run(program, found, short, rounds):
     cpus = processors()
     sizes = [1] if by_processor else sorted({1, min(4, len(cpus))}, reverse=True)
     cases = [(line, case) for line, (*case, starred) in enumerate(listed(program))
-             if (starred == "1" or not short) and os.environ.get("ONLY", "") in " ".join(case)]
+             if (starred == "1" or not short) and all(w in " ".join(case) for w in os.environ.get("ONLY", "").split())]
     total = len(sizes) * len(cases)
     for threads in sizes:
         here = [int(os.environ.get("BENCH_CPU", cpus[-1]))] if threads == 1 else cpus
