@@ -18594,15 +18594,21 @@ AMPI_FN uint32_t ampi_ordered(float x) {
     return b & 0x80000000u ? ~b : b | 0x80000000u;
 }
 
-/* The largest bound, in that order, which at least k of n numbers reach: bit by bit. */
-AMPI_FN uint32_t ampi_kth_largest(const float* x, size_t n, size_t k) {
-    uint32_t bound = 0;
-    for (uint32_t bit = 0x80000000u; bit; bit >>= 1) {
-        size_t reach = 0;
-        for (size_t i = 0; i < n; i++) reach += ampi_ordered(x[i]) >= (bound | bit);
-        if (reach >= k) bound |= bit;
+/* The k-th largest of n numbers, in that order, digit by digit of 8 bits. *k becomes how many of
+   those equal to it are among the k largest. */
+AMPI_FN uint32_t ampi_kth_largest(const float* x, size_t n, size_t* k) {
+    uint32_t found = 0;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        size_t counts[256] = { 0 };  /* of numbers with the digits found, by their next one */
+        uint32_t digit = 255;
+        for (size_t i = 0; i < n; i++) {
+            const uint32_t at = ampi_ordered(x[i]);
+            if ((at ^ found) >> shift < 256) counts[at >> shift & 255]++;
+        }
+        for (; counts[digit] < *k; digit--) *k -= counts[digit];
+        found |= digit << shift;
     }
-    return bound;
+    return found;
 }
 
 /* Makes n logits the probabilities of a draw, those of all but the k largest 0. 0 where a logit is
@@ -18610,12 +18616,11 @@ AMPI_FN uint32_t ampi_kth_largest(const float* x, size_t n, size_t k) {
 AMPI_FN int ampi_draw_weights(float* x, size_t n, size_t k, float temperature) {
     for (size_t i = 0; i < n; i++)
         if (ampi_nan_mask(x[i]) || ampi_bits(x[i]) == 0x7f800000u) return 0;
-    const uint32_t bound = ampi_kth_largest(x, n, k);
-    size_t above = 0, equal = 0;
-    for (size_t i = 0; i < n; i++) above += ampi_ordered(x[i]) > bound;
+    const uint32_t bound = ampi_kth_largest(x, n, &k);
     for (size_t i = 0; i < n; i++) {
         const uint32_t at = ampi_ordered(x[i]);
-        const int is_in = at > bound || (at == bound && equal++ < k - above);
+        const int is_in = at > bound || (at == bound && k > 0);
+        if (at == bound && is_in) k--;
         x[i] = is_in ? x[i] / temperature : ampi_float(0xff800000u);
     }
     amp_softmax_forward(amp_f32(x), amp_f32(x), 1, n, NULL);
