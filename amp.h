@@ -13634,7 +13634,8 @@ AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
         /* Weights and gradients as floats: where they lie, or in tiles. A direction is left in a
            tile, as the gradient must stay. */
         const size_t i = c->offset + done;
-        float *w = p->master ? p->master + i : w_tile, *g = g_tile;
+        float *w = w_tile, *g = g_tile;
+        if (p->master) w = p->master + i;
         if (p->rest) ampi_join(w, (const uint16_t*)p->low + i, p->rest + i, n);
         else if (!p->master) ampi_load_f32(w, p->low, p->low_dtype, i, n);
         if (direction) ampi_load_f32(g, p->grad, p->grad_dtype, i, n);
@@ -16091,9 +16092,9 @@ AMPI_FN size_t ampi_live_ranges_place(ampi_live_range** list, size_t count) {
    in its block. */
 AMPI_FN amp_result ampi_plan_arena(amp_model* m) {
     const amp_allocator* a = &m->desc.allocator;
-    const size_t capacity = ((size_t)m->last->time + 1) * AMPI_LIVE_RANGES,
-        scratch = capacity / 2 + 1;  /* of ampi_sort */
-    ampi_live_range** list = (ampi_live_range**)ampi_alloc((capacity + scratch) * sizeof *list, a);
+    const size_t capacity = ((size_t)m->last->time + 1) * AMPI_LIVE_RANGES, each = sizeof(void*);
+    const size_t scratch = capacity / 2 + 1;  /* of ampi_sort */
+    ampi_live_range** list = (ampi_live_range**)ampi_alloc((capacity + scratch) * each, a);
     size_t count = 0;
     AMPI_REFUSE(!list, AMP_ERR_MEMORY, "model: out of memory for the plan of %llu arrays",
         (ampi_ull)capacity);
@@ -16105,7 +16106,7 @@ AMPI_FN amp_result ampi_plan_arena(amp_model* m) {
             if (n->live[k].bytes) list[count++] = &n->live[k];
     }
 
-    ampi_sort(list, count, sizeof *list, ampi_by_size, list + count);
+    ampi_sort(list, count, each, ampi_by_size, list + count);
     m->blocks[AMPI_BLOCK_ARENA].at = ampi_live_ranges_place(list, count);
     ampi_free(list, a);
     return AMP_OK;
