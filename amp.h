@@ -8267,6 +8267,7 @@ AMPI_HD AMPI_INLINE float ampi_cos_turns(int hw, float u) {
     return c;
 }
 
+/* -2 log(u1) of the deviate below. */
 AMPI_INLINE float ampi_square_radius(int hw, uint32_t bits) {
     return -2.0f * ampi_log(hw, 1.0f - ampi_uniform(bits));
 }
@@ -16092,8 +16093,9 @@ AMPI_FN size_t ampi_live_ranges_place(ampi_live_range** list, size_t count) {
    in its block. */
 AMPI_FN amp_result ampi_plan_arena(amp_model* m) {
     const amp_allocator* a = &m->desc.allocator;
-    const size_t capacity = ((size_t)m->last->time + 1) * AMPI_LIVE_RANGES, each = sizeof(void*);
-    const size_t scratch = capacity / 2 + 1;  /* of ampi_sort */
+    const size_t each = sizeof(void*);  /* of list */
+    const size_t capacity = ((size_t)m->last->time + 1) * AMPI_LIVE_RANGES,
+        scratch = capacity / 2 + 1;  /* of ampi_sort */
     ampi_live_range** list = (ampi_live_range**)ampi_alloc((capacity + scratch) * each, a);
     size_t count = 0;
     AMPI_REFUSE(!list, AMP_ERR_MEMORY, "model: out of memory for the plan of %llu arrays",
@@ -16664,8 +16666,7 @@ AMPI_FN uint64_t ampi_hash_if_set(uint64_t h, int field) {
 /* A hash of a pass's arithmetic, weights and batch size aside: operators, wiring, types,
    settings. */
 AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
-    uint64_t h = AMPI_HASH_START;
-    if (m->vectors_group) h = ampi_hash_words(h, &m->vectors_group, 1);
+    uint64_t h = ampi_hash_if_set(AMPI_HASH_START, m->vectors_group);
     AMPI_EACH_NODE(n) {
         const amp_layer* l = &n->layer;
         const int numbers[] = { (int)l->op, (int)l->compute_dtype, (int)l->storage_dtype,
@@ -21132,8 +21133,9 @@ AMPI_COMPILE_WELL
    amp_conv2d(m, x, out_channels, kernel, stride, pad), amp_batch_norm(m, x), amp_mse(m, x).
    amp_maxpool2d, amp_avgpool2d, amp_global_avgpool2d are amp_max_pool2d, amp_avg_pool2d,
    amp_global_avg_pool2d; padding is pad in descs, .out of a linear desc is .out_features.
-   Convolutions and pools have pad_end_h and pad_end_w: zero the shapes. The fields of amp_backend
-   are declared with AMP_BACKEND_API alone. Cross-entropy of [C,H,W] is no error.
+   Names have 127 bytes (amp_layer.name). Convolutions and pools have pad_end_h and pad_end_w: zero
+   the shapes. The fields of amp_backend are declared with AMP_BACKEND_API alone. Cross-entropy of
+   [C,H,W] is no error.
    m and v of amp_param are void*. Structs that grew at their ends: amp_loss_desc, amp_param,
    amp_param_group, amp_comm, amp_conv2d_desc, amp_conv2d_shape; amp_model_desc and
    amp_optimizer_desc have new fields within. A backend of your own needs the table's new entries.
@@ -21159,7 +21161,9 @@ AMPI_COMPILE_WELL
        its data structs.
    (!) Updates of optimizers raise no floating-point exception. OpenMP's threads compute in the
        caller's floating-point environment.
-   held of amp_batch_norm_shape is new: zero the shape. A scaler's state has version 3.
+   Two layers of one name are refused by amp_model_finalize, no longer by amp_name.
+   held of amp_batch_norm_shape is new: zero the shape. A scaler's state has version 3; versions 1
+   and 2 are read.
 
    Since 0.1.0
    (!) init 0 is AMP_INIT_TORCH, for biases too. weight_decay 0 is none for ADAMW, too. A group's lr

@@ -5,9 +5,9 @@ round, so that what disturbs the machine disturbs all of them: ours, the limit, 
 A figure is the median of the rounds. A peer that is not installed is skipped with a line. On one thread everything
 runs on the same core (BENCH_CPU chooses it, default the last).
 Writes tests/bench/results/DATE-PROCESSOR.md (see processor()), and three pictures beside it; quick writes
-build/bench-quick.md only. ONLY="train f32" measures the cases with these words in their names; CLOCK=processor, on one thread, counts
-seconds of the processor, for a machine on which other programs run. With AMP_ISA=avx2 (`make bench ISA=avx2`) the peers are
-held to AVX2 too, and the short list goes to DATE-PROCESSOR-avx2.md."""
+build/bench-quick.md only. ONLY="train f32" measures the cases with these words in their names; CLOCK=processor, on one
+thread, counts seconds of the processor, for a machine on which other programs run. With AMP_ISA=avx2 (`make bench ISA=avx2`)
+the peers are held to AVX2 too, and the short list goes to DATE-PROCESSOR-avx2.md."""
 import ctypes, datetime, gc, glob, os, platform, re, statistics, subprocess, sys, time
 import charts
 
@@ -236,7 +236,7 @@ class Torch:
         *widths, batch = numbers(shape)
         return self.train(self.networks.dense(*widths), self.fill(batch, widths[0]), batch, dt)
     layout = "contiguous_format"
-    def form(self, net): return net
+    def ready(self, net): return net
     def train_network(self, shape, dt):
         name, batch = shape.split(":")
         side, form = self.networks.NETWORKS[name][0], {"memory_format": getattr(self.t, self.layout)}
@@ -244,10 +244,10 @@ class Torch:
         return self.train(self.networks.network(name).to(**form), x, int(batch), dt)
     def train_gpt2(self, shape, dt):
         batch, length = numbers(shape)
-        net = self.form(self.networks.GPT2(length))
+        net = self.ready(self.networks.GPT2(length))
         x = (self.t.arange(batch * length) * 7 % net.tokens.num_embeddings).view(batch, length)
         call = self.train(net, x, batch * length, dt, self.t.optim.AdamW)
-        call()                          # the first one makes the optimizer's state, and a slow case is timed once only
+        call()                          # the first one compiles, and makes the optimizer's state
         return call
     train_gpt2_by_hand = train_gpt2
 
@@ -264,7 +264,7 @@ class Compiled(Torch):
     def __init__(self):
         super().__init__()
         self.name = re.sub(r" \(.*", "", self.name) + ", compiled"
-    def form(self, net): return self.t.compile(net)
+    def ready(self, net): return self.t.compile(net)
     def case(self, what, shape, type): return super().case(what, shape, type) if what == "train gpt2" else None
 
 class OneDNN(Torch):
