@@ -5455,16 +5455,25 @@ AMPI_KERNEL_FN void AMPI_K(pack_im2col)(const AMPI_LOOPS* q) {
 AMPI_KERNEL_FN void AMPI_K(pack_a_panels)(const AMPI_LOOPS* q, AMPI_MICRO_ARGS* u, size_t i0,
         size_t m) {
     const ampi_operand* a = &q->s->a;
+    const size_t depth = u->k + AMPI_PAD;
+    float* const widened = q->a_block + m * depth;
     size_t rows;
     u->row_step = 1;
     u->k_step = 0;  /* see micro_rows: the rows of each micro-panel */
-    for (size_t p = 0; p < u->k; p++)
+    for (size_t p = 0; p < u->k; p++) {
+        const void* src = ampi_at(a->data, a->dtype, (q->k0 + p) * a->ld + i0);
+        const float* row = (const float*)src;
+        if (a->dtype != AMP_F32) {
+            ampi_v_widen(widened, src, a->dtype, m);
+            row = widened;
+        }
         for (size_t i = 0; i < m; i += rows) {
             rows = AMPI_K(tile_rows)(m - i);
-            ampi_v_store(q->a_block + i * (u->k + AMPI_PAD) + p * rows,
-                AMPI_K(load_operand)(ampi_at(a->data, a->dtype, (q->k0 + p) * a->ld + i0 + i),
-                a->dtype, m - i));
+            float* const to = q->a_block + i * depth + p * rows;
+            if (rows == AMPI_MR) memcpy(to, row + i, AMPI_MR * sizeof *to);
+            else for (size_t r = 0; r < rows; r++) to[r] = row[i + r];
         }
+    }
 }
 
 /* Rows [i0, i0 + m) of op(A), in the block's part of k, as floats: where they are, if FP32 and
@@ -5657,13 +5666,15 @@ AMPI_KERNEL_FN void AMPI_K(pair_a)(const AMPI_LOOPS* q, AMPI_MICRO_ARGS* u, size
 
 /* --- the epilogue --- */
 
-/* n neighbours become alpha * sum + bias, rounded. */
+/* n neighbours become alpha * sum + beta * C + bias, rounded. */
 AMPI_LANES_FN void AMPI_K(store_plain)(char* to, amp_dtype t, const float* sums, size_t n,
-        AMPI_V16 alpha, AMPI_V16 bias) {
+        AMPI_V16 alpha, float beta, AMPI_V16 bias) {
     const size_t size = ampi_type_size(t);
-    for (size_t i = 0; i < n; i += AMPI_LANES) {
-        const AMPI_V16 x = ampi_v_add(ampi_v_mul(alpha, ampi_v_load(sums + i)), bias);
-        ampi_v_store_any(to + i * size, t, ampi_v_quiet(x, 0), n - i);
+    const int add = beta != 0.0f;
+    for (size_t i = 0; i < n; i += AMPI_LANES, to += AMPI_LANES * size) {
+        AMPI_V16 x = ampi_v_mul(alpha, ampi_v_load(sums + i));
+        if (add) x = ampi_v_fma(0, ampi_v_set1(beta), ampi_v_load_any(to, t, n - i), x);
+        ampi_v_store_any(to, t, ampi_v_quiet(ampi_v_add(x, bias), 0), n - i);
     }
 }
 
@@ -5687,9 +5698,7 @@ AMPI_KERNEL_FN void AMPI_K(store_any_piece)(const ampi_epilogue* c, char* to, si
     for (size_t i = 0; i < n; i += AMPI_LANES, to += AMPI_LANES * step * size) {
         const size_t count = ampi_min_size(n - i, AMPI_LANES);
         AMPI_V16 x = ampi_v_mul(ampi_v_set1(c->alpha), ampi_v_load(sums + i));
-        if (c->beta != 0.0f && step == 1) {
-            x = ampi_v_fma(0, ampi_v_set1(c->beta), ampi_v_load_any(to, t, count), x);
-        } else if (c->beta != 0.0f) {
+        if (c->beta != 0.0f) {
             for (size_t l = 0; l < count; l++) old[l] = ampi_element_f32(to, t, l * step);
             x = ampi_v_fma(0, ampi_v_set1(c->beta), ampi_v_load(old), x);
         }
@@ -5709,7 +5718,7 @@ AMPI_KERNEL_FN void AMPI_K(store_tile)(const ampi_epilogue* c, size_t i, size_t 
         const ampi_piece* pieces, size_t count, const float* sums, size_t ld) {
     const size_t size = ampi_type_size(c->dtype);
     const int row_bias = c->bias && c->bias_per_row;
-    const int plain = c->columns.next == 1 && c->beta == 0.0f && (!c->bias || row_bias);
+    const int plain = c->columns.next == 1 && (!c->bias || row_bias);
     const AMPI_V16 alpha = ampi_v_set1(c->alpha);
     AMPI_V16 bias = ampi_v_set1(-0.0f);
     for (; m > 0; m--, i++, sums += ld) {
@@ -5717,7 +5726,8 @@ AMPI_KERNEL_FN void AMPI_K(store_tile)(const ampi_epilogue* c, size_t i, size_t 
         for (size_t p = 0; p < count; p++) {
             char* const to = (char*)c->data + (i * c->ld + pieces[p].at) * size;
             const float* from = sums + pieces[p].from;
-            if (plain) AMPI_K(store_plain)(to, c->dtype, from, pieces[p].count, alpha, bias);
+            if (plain)
+                AMPI_K(store_plain)(to, c->dtype, from, pieces[p].count, alpha, c->beta, bias);
             else AMPI_K(store_any_piece)(c, to, j + pieces[p].from, from, pieces[p].count, bias);
         }
     }
