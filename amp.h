@@ -8524,8 +8524,7 @@ AMPI_FN void ampi_store_mean(const ampi_argument* mean, const double* parts, dou
 }
 
 /* >>impl-pool   Pooling: windows sum pixels or take their maxima, sixteen planes at a time.
-   Words. window: the pixels of one output. task: what windows do with pixels. quads: windows of
-   2x2 side by side, which need no transposing. */
+   Words. window: the pixels of one output. task: what windows do with pixels. */
 
 /* The height, or the width, of planes, in pixels. */
 typedef struct ampi_pool_side {
@@ -9008,132 +9007,11 @@ AMPI_APART void ampi_pool_backward_planes(const ampi_pool_plan* p, const ampi_ar
     }
 }
 
-/* Windows of 2x2 side by side, on planes of even sides, need no transposing: planes join, and lanes
-   are neighbours in a row of w.out windows, which fits a tile. Surplus lanes read what is behind;
-   the next row overwrites what they write. */
-AMPI_FN int ampi_pool_is_quads(const ampi_pool_plan* p) {
-    return p->h.kernel == 2 && p->w.kernel == 2 && p->h.stride == 2 && p->w.stride == 2
-        && p->h.pad == 0 && p->w.pad == 0 && p->h.size == 2 * p->h.out
-        && p->w.size == 2 * p->w.out && p->w.out <= AMPI_PART / 4;
-}
-
-/* `rows` rows of `ow` windows of 2x2 take their sums, times `share`, or maxima to y. The place of a
-   maximum, 2 * row + column, goes to `at`. columns: each window's columns are summed first. */
-AMPI_INLINE void ampi_quads_take(ampi_pool_task task, int columns, float share,
-        float* AMPI_RESTRICT y, uint32_t* AMPI_RESTRICT at, const float* AMPI_RESTRICT x, size_t ow,
-        size_t rows) {
-    for (; rows > 0; rows--, x += 4 * ow, y += ow, at += ow)
-        for (size_t i = 0; i < ow; i += AMPI_LANES) {
-            const uint32_t* const in = ampi_lanes_in(ow - i);
-            for (size_t l = 0; l < AMPI_LANES; l++) {
-                /* pixels a b above c d; zeros in surplus lanes of a sum, which could overflow */
-                const uint32_t keep = task == AMPI_POOL_TAKE_SUM ? in[l] : ~0u;
-                const float *const above = x + 2 * (i + l), *const below = above + 2 * ow;
-                const float a = ampi_and(above[0], keep), b = ampi_and(above[1], keep);
-                const float c = ampi_and(below[0], keep), d = ampi_and(below[1], keep);
-
-                /* 0 + makes -0 to 0, as sums that begin with 0 do */
-                if (task == AMPI_POOL_TAKE_SUM && columns)
-                    y[i + l] = (0.0f + a + c + (b + d)) * share;
-                else if (task == AMPI_POOL_TAKE_SUM) y[i + l] = (0.0f + a + b + c + d) * share;
-                else if (task == AMPI_POOL_TAKE_MAX)
-                    y[i + l] = ampi_pool_larger(d, ampi_pool_larger(c, ampi_pool_larger(b, a)));
-                else {
-                    /* the first of the greatest keys */
-                    const int32_t second = ampi_pool_key(b), third = ampi_pool_key(c);
-                    int32_t best = ampi_pool_key(a);
-                    uint32_t place = second > best ? 1u : 0u;
-                    best = second > best ? second : best;
-                    place = third > best ? 2u : place;
-                    best = third > best ? third : best;
-                    at[i + l] = ampi_pool_key(d) > best ? 3u : place;
-                }
-            }
-        }
-}
-
-/* `rows` rows of `ow` windows give dy to dx: to the pixel at place at[], or times `share` to each.
-   The upper pixels of a row of windows come first, then the lower ones. */
-AMPI_INLINE void ampi_quads_give(ampi_pool_task task, float share, float* AMPI_RESTRICT dx,
-        const uint32_t* AMPI_RESTRICT at, const float* AMPI_RESTRICT dy, size_t ow, size_t rows) {
-    const int max = task == AMPI_POOL_GIVE_MAX;
-    size_t i, l;
-    uint32_t place;
-    for (; rows > 0; rows--, dy += ow, at += ow)
-        for (place = 0; place < 4; place += 2, dx += 2 * ow)
-            for (i = 0; i < ow; i += AMPI_LANES)
-                for (l = 0; l < AMPI_LANES; l++) {
-                    const float g = max ? dy[i + l] : dy[i + l] * share;
-                    dx[2 * (i + l)] = 0.0f + (max ? ampi_and(g, ampi_mask(at[i + l] == place)) : g);
-                    dx[2 * (i + l) + 1] = 0.0f + (max ? ampi_and(g,
-                        ampi_mask(at[i + l] == place + 1)) : g);
-                }
-}
-
-/* A task of ampi_quads_take or ampi_quads_give, with task and columns as constants. */
-AMPI_KERNEL(ampi_pool_quads, (ampi_pool_task task, int columns, float share, float* to,
-        uint32_t* at, const float* from, size_t ow, size_t rows), task, columns, share, to, at,
-        from, ow, rows) {
-    if (task == AMPI_POOL_TAKE_MAX)
-        ampi_quads_take(AMPI_POOL_TAKE_MAX, 0, share, to, at, from, ow, rows);
-    else if (task == AMPI_POOL_SEARCH)
-        ampi_quads_take(AMPI_POOL_SEARCH, 0, share, to, at, from, ow, rows);
-    else if (task == AMPI_POOL_GIVE_MAX)
-        ampi_quads_give(AMPI_POOL_GIVE_MAX, share, to, at, from, ow, rows);
-    else if (task == AMPI_POOL_GIVE)
-        ampi_quads_give(AMPI_POOL_GIVE, share, to, at, from, ow, rows);
-    else if (columns) ampi_quads_take(AMPI_POOL_TAKE_SUM, 1, share, to, at, from, ow, rows);
-    else ampi_quads_take(AMPI_POOL_TAKE_SUM, 0, share, to, at, from, ow, rows);
-}
-
-/* Elements [i, i + n) of `all` as floats; two groups of lanes can be read behind them. */
-AMPI_FN const float* ampi_quads_view(const ampi_argument* v, size_t i, size_t n, size_t all,
-        float* tile) {
-    if (ampi_dtype_or_f32(v->dtype) == AMP_F32 && i + n + 2 * AMPI_LANES <= all)
-        return (const float*)v->data + i;
-    ampi_load(v, i, tile, n);
-    memset(tile + n, 0, 2 * AMPI_LANES * sizeof *tile);
-    return tile;
-}
-
-/* Pools 16 planes of 2x2 windows side by side from `plane` on, forward or backward: as many whole
-   rows of windows at a time as a tile holds. */
-AMPI_APART void ampi_pool_quads_planes(const ampi_pool_plan* p, const ampi_argument* list,
-        size_t plane, int backward) {
-    AMPI_ALIGNED float tile[AMPI_PART + 2 * AMPI_LANES], result[AMPI_PART + 2 * AMPI_LANES];
-    uint32_t at[AMPI_PART / 4 + AMPI_LANES];  /* of maxima: their places */
-    const ampi_pool_task take = p->max ? AMPI_POOL_TAKE_MAX : AMPI_POOL_TAKE_SUM,
-        give = p->max ? AMPI_POOL_GIVE_MAX : AMPI_POOL_GIVE;
-    const int columns = !ampi_pool_is_small(p);
-    const float share = p->sum ? 1.0f : 0.25f;   /* of a pixel */
-    const ampi_argument* y = &list[AMPI_ARG_Y];  /* y, or dx */
-    const size_t size = backward ? 4 : 1;        /* its elements for each window */
-
-    /* windows [i, end) of all planes, n at a time: whole rows */
-    const size_t ow = (size_t)p->w.out, windows = ow * (size_t)p->h.out;
-    const size_t end = ampi_min_size(p->y_n, (plane + AMPI_LANES) * windows);
-    for (size_t n, i = plane * windows; i < end; i += n) {
-        float* const to = ampi_open(y, i * size, ow, result);  /* in place without surplus lanes */
-        n = ampi_min_size(end - i, AMPI_PART / 4 / ow * ow);
-        if (p->max || !backward) {
-            const float* x = ampi_quads_view(&list[AMPI_ARG_X], 4 * i, 4 * n, p->x_n, tile);
-            ampi_pool_quads(backward ? AMPI_POOL_SEARCH : take, columns, share, to, at, x, ow,
-                n / ow);
-        }
-        if (backward) {
-            const float* dy = ampi_quads_view(&list[AMPI_ARG_DY], i, n, p->y_n, tile);
-            ampi_pool_quads(give, columns, share, to, at, dy, ow, n / ow);
-        }
-        ampi_store(y, i * size, to, n * size);
-    }
-}
-
 /* Works on all planes, 16 at a time. */
 AMPI_FN void ampi_pool_all(const ampi_pool_plan* p, const ampi_argument* list, int backward) {
     AMPI_PARALLEL_OVER(p->x_n,
         for (int64_t i = 0; i < (int64_t)p->planes; i += AMPI_LANES) {
-            if (ampi_pool_is_quads(p)) ampi_pool_quads_planes(p, list, (size_t)i, backward);
-            else if (backward) ampi_pool_backward_planes(p, list, (size_t)i);
+            if (backward) ampi_pool_backward_planes(p, list, (size_t)i);
             else ampi_pool_forward_planes(p, list, (size_t)i);
         });
 }
