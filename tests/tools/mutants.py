@@ -52,7 +52,7 @@ TABLE = [
     ("half", "_mm256_slli_epi32(_mm256_cvtepu16_epi32(low), 16)", "_mm256_slli_epi32(_mm256_cvtepu16_epi32(low), 15)"),
     ("gemm", "odd ? _mm256_and_si256(pairs, _mm256_set1_epi32(-0x10000)) :", "odd ? pairs :"),
     ("gemm", "(__m512bh)x.q[0], (__m512bh)y.q[0]", "(__m512bh)y.q[0], (__m512bh)y.q[0]"),
-    ("gemm", "_mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16,", "_mm512_set_epi32(30, 28, 26, 24, 22, 20, 16, 18,"),
+    ("gemm", "even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16,", "even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 16, 18,"),
     ("gemm", "if (!u->first) _tile_loadd(0, sums, ld);", ""),
     ("gemm", "_tile_dpbf16ps(1, 2, 4);", "_tile_dpbf16ps(1, 2, 3);"),
     ("gemm", "if (two) _tile_stored(1, sums + AMPI_LANES, ld);", ""),
