@@ -1987,8 +1987,9 @@ typedef struct amp_data {
     int         positions;               /* as in amp_batch */
     const int32_t* lengths;              /* [count] */
 } amp_data;
-/* amp_evaluate over all samples: mean loss per sample, both counts, the first message. Allocates
-   for the call. Errors: as amp_evaluate, and as amp_fit for the data. */
+/* amp_evaluate over all samples: the mean of the batches' losses by their samples (ignored labels
+   change no batch's weight), both counts, the first message. Allocates for the call. Errors: as
+   amp_evaluate, and as amp_fit for the data. */
 AMP_DEF amp_result amp_evaluate_data(amp_model* m, const amp_data* data, amp_eval_info* info);
 
 typedef struct amp_fit_epoch {
@@ -7273,13 +7274,14 @@ AMPI_FN amp_result ampi_gemm_product(ampi_product* p, amp_gemm_shape* s, const a
     return AMP_OK;
 }
 
-/* Threads take whole products if these suffice for equal shares, or if one (`work` multiplications)
-   is too short to be shared. Else products run one by one, each shared by ampi_gemm_run. */
+/* Threads take whole products if these suffice for equal shares, or if one is too short to be
+   shared. Else products run one by one, each shared by ampi_gemm_run. */
 AMPI_FN void ampi_gemm_batch_run(const ampi_product* first, const amp_gemm_shape* s,
         const amp_exec* exec) {
     const double work = (double)s->m * (double)s->n * (double)s->k;
     const size_t threads = ampi_threads();
-    const size_t shares = s->batch >= 4 * threads || work < 4e6 ? ampi_min_size(threads, s->batch)
+    const int is_short = ampi_gemm_threads(s->m, s->n, s->k) == 1;
+    const size_t shares = s->batch >= 4 * threads || is_short ? ampi_min_size(threads, s->batch)
         : 1;
     AMPI_GROW_WORKSPACE(shares * amp_gemm_workspace(s->m, s->n, s->k))
     /* bytes of workspace for a share, whole cache lines */
