@@ -4386,7 +4386,8 @@ AMPI_LANES_FN void AMPI_K(transpose8)(float* dst, size_t ldd, const char* src, s
     int i;
     AMPI_UNROLL for (i = 0; i < 8; i++) r[i] = AMPI_K(load_reg)(src + (size_t)i * step, type);
 
-    /* Blocks of 2 x 2 elements are transposed, then of 4 x 4, in each half of a register. */
+    /* Blocks of 2 x 2 elements are transposed, then of 4 x 4, in each half of a register. 0x44
+       takes the lower pair of elements of both operands, 0xee the upper one. */
     AMPI_UNROLL for (i = 0; i < 8; i += 2) {
         t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
         t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
@@ -5240,23 +5241,26 @@ AMPI_KERNEL_FN void AMPI_K(window_values)(float* dst, float* rows, const ampi_wi
     }
 }
 
-/* The windows (see ampi_windows, whose layout d is) of grid pixels [k0, k0 + k) of image v, grid
-   row by grid row. */
+/* Writes the windows of grid pixels [k0, k0 + k) of image v to scratch memory, whose layout is d,
+   see ampi_windows. A grid row at a time, their columns are appended at `to`, and at[p] becomes the
+   offset of the window of pixel k0 + p: its first column. */
 AMPI_KERNEL_FN void AMPI_K(read_windows)(float* scratch, const ampi_windows* d,
         const ampi_operand* v, size_t k0, size_t k) {
     const ampi_im2col* g = &v->image;
     const size_t step = (size_t)g->w.step, height = d->height;
-    /* floats of a whole grid row's columns */
+    /* floats of the columns of a whole grid row */
     const size_t whole_row = ((g->w.count - 1) * step + g->w.span + 1) * height;
     uint32_t* const at = (uint32_t*)(void*)scratch;
     float *const windows = scratch + d->first, *to = windows;
     size_t pixels;
     for (size_t p = 0; p < k; p += pixels) {
-        /* The next pixels of one grid row: their image, source row, and columns from `left` on. */
+        /* The next pixels of one grid row: their image, the source row that kernel row 0 meets, and
+           the source column where the first window begins. */
         const size_t pixel = (k0 + p) % g->pixels, image = (k0 + p) / g->pixels * g->image;
         const int64_t y = (int64_t)(pixel / g->w.count) * g->h.step + g->h.first;
         const int64_t left = (int64_t)(pixel % g->w.count) * g->w.step + g->w.low;
-        const int row_above = p >= g->w.count && pixel >= g->w.count;  /* was just read, whole */
+        /* Was the grid row above just read, whole? It is one of this image, and of this call. */
+        const int row_above = p >= g->w.count && pixel >= g->w.count;
         const float* above = to - (row_above ? whole_row : 0) + g->channels;
         ampi_row_pixels columns;
         pixels = ampi_min_size(g->w.count - pixel % g->w.count, k - p);
@@ -5265,8 +5269,9 @@ AMPI_KERNEL_FN void AMPI_K(read_windows)(float* scratch, const ampi_windows* d,
         for (size_t i = 0; i < pixels; i++)
             at[p + i] = (uint32_t)((size_t)(to - windows) + i * step * height);
 
-        /* The row above has the first values one kernel row, which is `channels` values, on. What
-           whole vectors copy too much of is overwritten by the other values. */
+        /* Kernel row i meets what kernel row i + 1 met in the row above: the first values of a
+           column stand `channels` values further on there. Whole vectors copy some values too many,
+           which the rest of the column overwrites. */
         if (row_above) {
             for (size_t x = 0; x < columns.count; x++)
                 for (size_t e = 0; e < d->reused; e += AMPI_LANES)
@@ -5573,9 +5578,9 @@ AMPI_LANES_FN void AMPI_K(pair_columns)(float* dst, const AMPI_LOW_ROWS* rows, a
             AMPI_K(load_low)(&b, type, run_count, 0, 0, 2 * p + 1)));
 }
 
-/* Rows of the block of B at hand, and in *columns where its columns lie in a row, `*first` elements
-   on: those of a matrix, of the planes of a 1x1 convolution, of a padded copy or of windows, which
-   are read first. Returns 0 for other rows. */
+/* Finds the rows of the block of B at hand: those of a matrix, of the planes of a 1x1 convolution,
+   of a padded copy or of windows; the last two are made first. *columns tells where columns lie in
+   a row, and *first which of its elements a row of `rows` begins with. Returns 0 for other rows. */
 AMPI_KERNEL_FN int AMPI_K(find_low_rows)(const AMPI_LOOPS* q, AMPI_LOW_ROWS* rows,
         ampi_columns* columns, size_t* first) {
     const ampi_operand* b = &q->s->b;
@@ -5616,7 +5621,8 @@ AMPI_KERNEL_FN int AMPI_K(find_low_rows)(const AMPI_LOOPS* q, AMPI_LOW_ROWS* row
     return 1;
 }
 
-/* Packs the block of B at hand as pairs in one pass; returns 0 if its rows do not lie so. */
+/* Packs the block of B at hand as pairs in one pass from rows that find_low_rows finds; returns 0
+   for others. Each vector of columns is loaded as runs, one for each piece of neighbours. */
 AMPI_KERNEL_FN int AMPI_K(pack_pairs)(const AMPI_LOOPS* q) {
     AMPI_LOW_ROWS rows;
     ampi_columns columns;
@@ -5633,6 +5639,7 @@ AMPI_KERNEL_FN int AMPI_K(pack_pairs)(const AMPI_LOOPS* q) {
             rows.runs[i].from = pieces[i].at - first - pieces[i].from;
         }
 
+        /* The type and a count of 1 or 2 are constants, for which the loop over runs unrolls. */
         if (rows.type == AMP_F32) AMPI_K(pair_columns)(to, &rows, AMP_F32, 1);
         else if (count == 1) AMPI_K(pair_columns)(to, &rows, AMP_BF16, 1);
         else if (count == 2) AMPI_K(pair_columns)(to, &rows, AMP_BF16, 2);
@@ -5871,7 +5878,8 @@ AMPI_KERNEL_FN void AMPI_K(macro_tile)(const AMPI_LOOPS* q, size_t rows,
 }
 
 /* Loop 3: the block of B at hand with rows [i0, i0 + m) of A, and the epilogue after the last block
-   of k. */
+   of k. If k takes several blocks, the sums of all m rows wait for the last; else each mc rows are
+   stored at once, and the next ones use their memory. */
 AMPI_KERNEL_FN void AMPI_K(block_of_k)(const AMPI_LOOPS* q, size_t i0, size_t m) {
     const ampi_product* s = q->s;
     size_t mc;
@@ -9742,7 +9750,7 @@ AMPI_KERNEL(ampi_rows_each, (ampi_row_op op, const ampi_row_args* q, float* y, c
 #undef AMPI_CASE
 }
 
-/* What is summed in double. */
+/* What is summed in double. The kinds from DOT on have both sums, and take a mean from x. */
 typedef enum ampi_terms {
     AMPI_SUM,          /* sum: x */
     AMPI_PRODUCTS,     /* dot: y * x */
@@ -9787,7 +9795,7 @@ AMPI_INLINE void ampi_add_terms(int hw, ampi_terms terms, double* sum, double* d
 }
 
 /* Sums of `rows` rows of n elements of y and x, one behind another, to s->sum and s->dot: those
-   that `terms` have. more: a single row goes on from its lanes in s. */
+   that `terms` have. more: a single row goes on from its lanes in s. hw: fma is an instruction. */
 AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_row_sums* s, const float* y,
         const float* x, const ampi_row_args* q, size_t rows, size_t n, int more) {
     const size_t ahead = ampi_ahead(n);
@@ -9807,7 +9815,7 @@ AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_row_sums* s, co
 
         for (size_t i = 0; i < n; i += AMPI_LANES) {
             const float* g = terms == AMPI_DOT ? gamma.first + i * gamma.step : NULL;
-            if (terms != AMPI_DISTANCES) AMPI_FETCH(x + i, ahead);  /* whose x are in the cache */
+            if (terms != AMPI_DISTANCES) AMPI_FETCH(x + i, ahead);  /* its x are in the cache */
             if (terms == AMPI_PRODUCTS || terms == AMPI_DOT) AMPI_FETCH(y + i, ahead);
 
             /* whole groups need no mask */
@@ -9818,7 +9826,7 @@ AMPI_INLINE void ampi_sum_rows_as(int hw, ampi_terms terms, ampi_row_sums* s, co
                     ampi_lanes_in(n - i));
         }
 
-        /* what a kind does not sum stays in s */
+        /* a total that this kind of terms does not have stays as it is in s */
         if (terms == AMPI_SUM || terms >= AMPI_DOT) s->sum[r] = ampi_lane_total(sum);
         if (terms != AMPI_SUM) s->dot[r] = ampi_lane_total(dot);
         if (rows > 1) continue;
@@ -10048,8 +10056,8 @@ AMPI_FN const float* ampi_bn_tile(const ampi_bn_plan* p, ampi_reader* x, size_t 
     return x->tile;
 }
 
-/* Sums of a group's channels to g->sum and g->dot, see ampi_terms, with mean g->mean: AMPI_DOT of
-   dy (y there) and x, other terms of x alone. */
+/* Sums of a group's channels over all images to g->sum and g->dot, see ampi_terms, with mean
+   g->mean: AMPI_DOT of dy (y there) and x, the two kinds of squares of x alone. */
 AMPI_FN void ampi_bn_sums(const ampi_bn_plan* f, ampi_norm_channels* g, ampi_terms terms) {
     const size_t image = f->channels * f->spatial, first = g->first * f->spatial;  /* elements */
     ampi_row_args q = ampi_no_row_args();
@@ -10072,7 +10080,6 @@ AMPI_FN void ampi_bn_sums(const ampi_bn_plan* f, ampi_norm_channels* g, ampi_ter
        tile before */
     for (size_t c = 0; c < g->count; c++, q.mean++) {
         ampi_row_sums s;
-        AMPI_CLEAR(s);  /* kinds of terms without products leave s.dot */
         for (size_t i = 0; i < f->n; i += f->planes)
             AMPI_EACH_TILE(k, pixels, f->spatial, AMPI_TILE) {
                 const size_t at = i * image + first + c * f->spatial + k;
@@ -10152,7 +10159,7 @@ AMPI_HD AMPI_FN void ampi_bn_run(float* mean, float* var, unsigned char* held, s
 }
 
 /* A group's mean and 1/sqrt(variance + eps), from its values or from the running statistics, which
-   training updates with the unbiased variance. */
+   training updates with the unbiased variance. g->sum holds means, g->dot variance * values. */
 AMPI_FN void ampi_bn_statistics(const ampi_bn_plan* f, ampi_norm_channels* g) {
     const double values = f->constant ? 1.0 : (double)f->n * (double)f->spatial;
     size_t c;
@@ -10996,8 +11003,9 @@ AMPI_FN void ampi_weigh_rows(const ampi_rows* f, ampi_reader* x, size_t row, siz
 }
 
 /* The losses of rows [row, row + rows), which fit a tile or are one row, with z = x - max of the
-   row: log(sum(exp(z))) - (1 - smoothing) * z[label] - smoothing * mean(z). With weights of the
-   classes each term of a class has its weight. Losses of rows that are ignored mean nothing.
+   row: log(sum(exp(z))) - (1 - smoothing) * z[label] - smoothing * mean(z). Weights w of the
+   classes make it A * log(sum(exp(z))) - (1 - smoothing) * w[label] * z[label]
+   - smoothing * mean(w * z), see ampi_row_weight for A. A row that is ignored leaves any number.
    `loss` has room for whole groups of lanes. */
 AMPI_FN void ampi_cross_entropy_rows(const ampi_rows* f, size_t row, size_t rows, float* loss) {
     AMPI_ALIGNED float e[AMPI_ROWS_TILE];
