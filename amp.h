@@ -7286,7 +7286,6 @@ AMPI_FN amp_result ampi_gemm_product(ampi_product* p, amp_gemm_shape* s, const a
    shared. Else products run one by one, each shared by ampi_gemm_run. */
 AMPI_FN void ampi_gemm_batch_run(const ampi_product* first, const amp_gemm_shape* s,
         const amp_exec* exec) {
-    const double work = (double)s->m * (double)s->n * (double)s->k;
     const size_t threads = ampi_threads();
     const int is_short = ampi_gemm_threads(s->m, s->n, s->k) == 1;
     const size_t shares = s->batch >= 4 * threads || is_short ? ampi_min_size(threads, s->batch)
@@ -7294,8 +7293,8 @@ AMPI_FN void ampi_gemm_batch_run(const ampi_product* first, const amp_gemm_shape
     AMPI_GROW_WORKSPACE(shares * amp_gemm_workspace(s->m, s->n, s->k))
     /* bytes of workspace for a share, whole cache lines */
     const size_t step = exec && exec->workspace ? exec->workspace_size / shares / 64 * 64 : 0;
-    AMPI_PARALLEL_FOR(shares > 1 && work * (double)s->batch >= AMPI_PARALLEL_MIN,
-                      for (int64_t i = 0; i < (int64_t)shares; i++) {
+    AMPI_PARALLEL_FOR(shares > 1 && (double)s->m * (double)s->n * (double)s->k * (double)s->batch
+                      >= AMPI_PARALLEL_MIN, for (int64_t i = 0; i < (int64_t)shares; i++) {
         const size_t end = ampi_share(s->batch, shares, (size_t)i + 1);
         amp_exec own;
         AMPI_CLEAR(own);
