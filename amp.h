@@ -9606,8 +9606,8 @@ typedef struct ampi_rows {
 
 /* Columns [column, column + n) of rows [row, row + rows), pixels of maps v[images, f->d, pixels],
    between these and a tile where each row's are neighbours; out: from the tile to the maps. */
-AMPI_FN void ampi_map_turn(const ampi_rows* f, const ampi_argument* v, size_t row, size_t column,
-        size_t rows, size_t n, float* tile, int out) {
+AMPI_FN void ampi_map_transpose(const ampi_rows* f, const ampi_argument* v, size_t row,
+        size_t column, size_t rows, size_t n, float* tile, int out) {
     float run[AMPI_ROWS];  /* pixels of one class, which lie side by side */
     for (size_t k; rows > 0; rows -= k, row += k, tile += k * n) {
         const size_t pixel = row % f->pixels, image = (row - pixel) * f->d;
@@ -9651,7 +9651,7 @@ AMPI_FN const float* ampi_read(ampi_reader* r, size_t at, size_t n, size_t d) {
     if (r->floats && r->at == at && r->n == n) return r->floats;
     if (!r->v->data) ampi_fill(r->tile, n, r->missing);
     if (r->maps) {
-        ampi_map_turn(r->maps, r->v, at / r->maps->d, at % r->maps->d, n / d, d, r->tile, 0);
+        ampi_map_transpose(r->maps, r->v, at / r->maps->d, at % r->maps->d, n / d, d, r->tile, 0);
         memset(r->tile + n, 0, AMPI_LANES * sizeof *r->tile);
     }
     r->floats = r->v->data && !r->maps ? ampi_view_rows(r->v, at, n, d, r->all, r->tile) : r->tile;
@@ -10784,7 +10784,7 @@ AMPI_FN void ampi_softmax_rows(const ampi_rows* f, size_t row, size_t rows) {
             else if (column < n && !f->weights)
                 y[k] = ampi_fma(AMPI_FMA_NATIVE, e[k], inverse[r], -target) * f->factor;
         }
-        if (x.maps) ampi_map_turn(f, &f->list[AMPI_ARG_Y], row, i, rows, n, y, 1);
+        if (x.maps) ampi_map_transpose(f, &f->list[AMPI_ARG_Y], row, i, rows, n, y, 1);
         else ampi_store(&f->list[AMPI_ARG_Y], at, y, rows * n);
     }
 }
@@ -12346,8 +12346,10 @@ AMPI_FN amp_result ampi_check_field(const void* desc, const ampi_desc_field* f, 
 }
 
 /* --- presets and validation --- */
-/* Kinds of presets, sums of bits: 1 an overflow divides by growth, 2 factors are doubles, 4 the
-   scale is one. */
+/* Bits of a preset's kind. A third one, 4, says that the scale is a double too. */
+enum { AMPI_DIVIDES_BY_GROWTH = 1,  /* on an overflow, in place of multiplying by backoff */
+       AMPI_DOUBLE_FACTORS = 2 };   /* growth and backoff are doubles, else floats */
+/* Kinds of presets, as AMP_SCALER_PRESET_LIST names them: sums of these bits. */
 enum { AMPI_SCALE_FLOAT = 0, AMPI_SCALE_FLOAT_DIV = 1, AMPI_SCALE_MIXED = 2, AMPI_SCALE_DOUBLE = 6,
        AMPI_SCALE_DOUBLE_DIV = 7 };
 
@@ -12401,8 +12403,8 @@ AMPI_FN int ampi_scaler_undoes(const amp_scaler_rule* r) {
 AMPI_FN void ampi_scaler_fill(amp_scaler* x, const amp_scaler_desc* d) {
     amp_scaler_rule* r = &x->rule;
     const struct ampi_scaler_row* row = &ampi_scaler_presets[d->preset];
-    const int in_float = !(row->kind & 2);  /* factors are floats */
-    const double zero = 0.0;  /* told by its bits: -Ofast reads subnormals as zero */
+    const int in_float = !(row->kind & AMPI_DOUBLE_FACTORS);
+    const double zero = 0.0;  /* compared as bits: -Ofast reads subnormals as zero */
     AMPI_CLEAR(*x);
     x->rule = row->rule;
     x->state.scale = row->init;
@@ -12417,7 +12419,7 @@ AMPI_FN void ampi_scaler_fill(amp_scaler* x, const amp_scaler_desc* d) {
         else if (memcmp(from, &zero, size) != 0) memcpy((char*)x + f->at, from, size);
     }
 
-    /* What follows from fields of both. */
+    /* what follows from fields of both; float factors are rounded, backoff from a rounded growth */
     if (in_float) r->growth = (double)(float)r->growth;
     if (ampi_is_zero64(&r->backoff)) r->backoff = 1.0 / r->growth;
     if (in_float) r->backoff = (double)(float)r->backoff;
@@ -12487,7 +12489,7 @@ AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
     ampi_scaler_fill(&x, &d);
     AMPI_TRY(ampi_scaler_check_desc(&d, &x));
 
-    if (ampi_scaler_presets[d.preset].kind & 1 && ampi_scaler_undoes(&x.rule))
+    if (ampi_scaler_presets[d.preset].kind & AMPI_DIVIDES_BY_GROWTH && ampi_scaler_undoes(&x.rule))
         x.rule.backoff = 0.0;  /* divide by growth, which rounds once */
     x.state.exact_scale = (double)x.state.scale;
     x.state.tracker = x.rule.start;
@@ -13766,7 +13768,7 @@ AMPI_FN amp_result ampi_optimizer_step_list(amp_optimizer* o, amp_scaler* s, con
 
     if (s) {
         ampi_scaler_note(s, t, AMPI_STEPPED, report.grad_norm);
-        report.overflow = s->info;
+        report.overflow = s->info;  /* what all lists of the window have shown */
     }
     if (!report.applied) report.grad_norm = ampi_double(AMPI_INF64);
     if (info) *info = report;
@@ -14305,7 +14307,7 @@ typedef struct ampi_node {
     amp_reading reading;         /* inputs: how they are read; its constants lie with the backend,
                                     as those of a loss do */
     /* what finalize finds */
-    int leads;                   /* 1 = a GRAY operator may be LOW before it */
+    int reaches_low;             /* 1 = a GRAY operator may be LOW, see ampi_resolve_reach */
     int f32_bias;                /* 1 = a LOW product whose bias and result are FP32 */
     amp_dtype visible;           /* the type that rules of later layers see */
     amp_dtype wanted;            /* that in which all readers read; 0 = no reader */
@@ -15715,19 +15717,21 @@ AMPI_FN void ampi_resolve_rule(const amp_model* m, ampi_node* n) {
     l->compute_dtype = forced;
 }
 
-/* For GRAY: `leads` is 1 if a LOW node or an end of the graph is reached through GRAY and FOLLOW
-   nodes alone. OneFlow's biases are added by GRAY operators of their own, unless a pin or a region
+/* For GRAY: a node reaches LOW if it is LOW, or if it is GRAY or FOLLOW and has no reader, or one
+   that reaches LOW. Until its own turn, from the last node back, reaches_low tells that of its
+   readers. OneFlow's biases are added by GRAY operators of their own, unless a pin or a region
    moves the layer as a whole. */
-AMPI_FN void ampi_resolve_leads(amp_model* m) {
-    AMPI_EACH_NODE(n) n->leads = AMPI_NONE;  /* an end, so far */
+AMPI_FN void ampi_resolve_reach(amp_model* m) {
+    AMPI_EACH_NODE(n) n->reaches_low = AMPI_NONE;  /* no reader so far */
     for (ampi_node* n = m->last; n; n = n->prev) {
         const int passes = n->layer.rule == AMP_RULE_GRAY || n->layer.rule == AMP_RULE_FOLLOW;
         n->f32_bias = m->policy.style == AMP_STYLE_ONEFLOW && n->layer.rule == AMP_RULE_LOW
             && n->layer.reason < AMP_REASON_REGION && n->params[AMPI_BIAS] != AMPI_NONE
-            && n->leads == 0;
-        n->leads = n->layer.rule == AMP_RULE_LOW || (passes && n->leads != 0);
+            && n->reaches_low == 0;
+        n->reaches_low = n->layer.rule == AMP_RULE_LOW || (passes && n->reaches_low != 0);
         AMPI_EACH_OPERAND(n, j)
-            if (n->leads || n->inputs[j]->leads == AMPI_NONE) n->inputs[j]->leads = n->leads;
+            if (n->reaches_low || n->inputs[j]->reaches_low == AMPI_NONE)
+                n->inputs[j]->reaches_low = n->reaches_low;
     }
 }
 
@@ -15735,16 +15739,18 @@ AMPI_FN void ampi_resolve_leads(amp_model* m) {
    building order. */
 AMPI_FN void ampi_resolve_types(amp_model* m) {
     AMPI_EACH_NODE(n) ampi_resolve_rule(m, n);
-    ampi_resolve_leads(m);
+    ampi_resolve_reach(m);
     AMPI_EACH_NODE(n) {
         const amp_rule rule = n->layer.rule;
-        amp_dtype* t = &n->layer.compute_dtype;  /* that of a LOW layer, so far */
+        amp_dtype* t = &n->layer.compute_dtype;  /* right for a LOW layer already */
+
+        /* the types of the inputs; a GRAY layer is LOW if one of them has 16 bits */
         const amp_dtype first = n->inputs[0] ? n->inputs[0]->visible : AMP_F32;
-        int are_equal = 1, gray_is_low = n->leads && first != AMP_F32;
+        int are_equal = 1, gray_is_low = n->reaches_low && first != AMP_F32;
         for (int j = 1; j < n->input_count; j++) {
             const amp_dtype other = n->inputs[j]->visible;
             are_equal &= other == first;
-            gray_is_low |= n->leads && other != AMP_F32;
+            gray_is_low |= n->reaches_low && other != AMP_F32;
         }
 
         if (rule == AMP_RULE_FOLLOW) *t = first;
@@ -15752,7 +15758,7 @@ AMPI_FN void ampi_resolve_types(amp_model* m) {
         else if (rule == AMP_RULE_FP32 || (rule == AMP_RULE_GRAY && !gray_is_low)) *t = AMP_F32;
 
         n->visible = n->f32_bias || (rule == AMP_RULE_LOW && m->policy.cast_back) ? AMP_F32 : *t;
-        n->wanted = AMP_DTYPE_DEFAULT;  /* by no reader so far, see ampi_resolve_storage */
+        n->wanted = AMP_DTYPE_DEFAULT;  /* ampi_resolve_storage asks the readers */
     }
 }
 
@@ -19012,7 +19018,7 @@ AMPI_FN amp_result ampi_fit_check(ampi_fit_run* f) {
         "fit: epochs %d, first_epoch %d, patience %d or max_steps %lld is out "
         "of its range", d->epochs, d->first_epoch, d->patience, (long long)d->max_steps);
     AMPI_REFUSE(d->patience && !d->evaluation && m->comm.size > 1, AMP_ERR_ARGUMENT,
-        "fit: patience needs evaluation " "data: each rank has its own loss");
+        "fit: patience needs evaluation data: each rank has its own loss");
     AMPI_REFUSE(m->micro, AMP_ERR_STATE,
         "fit: a step of micro-batches is under way: its rest comes first");
     if (d->max_steps > 0 && amp_model_optimizer(m)
@@ -19138,7 +19144,7 @@ typedef struct ampi_entry {
 typedef struct ampi_file_more {
     uint16_t* rest;  /* not NULL for split masters, FP32 in the file, whose data is their upper
                         halves */
-    int turned;      /* 1 = memory has it transposed */
+    int transposed;  /* 1 = memory has the transpose of the file's matrix */
     char name[AMPI_TENSOR_NAME];
 } ampi_file_more;
 
@@ -19485,7 +19491,7 @@ AMPI_FN amp_result ampi_file_fetch(const ampi_file* f, int i, size_t at, size_t 
 }
 
 /* Transposes a matrix of rows x columns elements in place. */
-AMPI_FN amp_result ampi_file_turn(const ampi_file* f, char* data, size_t rows, size_t columns,
+AMPI_FN amp_result ampi_file_transpose(const ampi_file* f, char* data, size_t rows, size_t columns,
         size_t size) {
     const size_t count = rows * columns;
     char* copy = (char*)ampi_file_alloc(f, count * size);
@@ -19497,26 +19503,29 @@ AMPI_FN amp_result ampi_file_turn(const ampi_file* f, char* data, size_t rows, s
     return AMP_OK;
 }
 
-/* Writes the elements of tensor i, little-endian, chunk by chunk, and takes their CRC-32. */
+/* Writes the elements of tensor i, little-endian, and takes their CRC-32. f->data holds a chunk at
+   a time; a matrix that is transposed needs memory for all of it. */
 AMPI_FN amp_result ampi_put_data(ampi_file* f, int i) {
     const amp_file_tensor* t = &f->tensors[i];
     const size_t size = ampi_type_size(t->tensor.dtype), bytes = t->tensor.count * size;
-    const int turned = f->more && f->more[i].turned;
-    char* room = f->data;
-    if (turned) f->data = (char*)ampi_file_alloc(f, bytes);
+    const int transposed = f->more && f->more[i].transposed;
+    char* chunk = f->data;
+    if (transposed) f->data = (char*)ampi_file_alloc(f, bytes);
     amp_result r = f->data ? AMP_OK : AMP_ERR_MEMORY;
+
     for (size_t at = 0, n; r == AMP_OK && at < bytes && !ferror(f->stream); at += n) {
-        n = turned ? bytes : ampi_min_size(bytes - at, AMPI_CHUNK_BYTES);
+        n = transposed ? bytes : ampi_min_size(bytes - at, AMPI_CHUNK_BYTES);
         r = ampi_file_fetch(f, i, at, n);
-        if (turned && r == AMP_OK)
-            r = ampi_file_turn(f, f->data, t->shape[1], t->shape[0], size);
+        if (transposed && r == AMP_OK)
+            r = ampi_file_transpose(f, f->data, t->shape[1], t->shape[0], size);
         if (r != AMP_OK) break;
         ampi_swap_endian((unsigned char*)f->data, n, size);
         fwrite(f->data, 1, n, f->stream);
         f->crcs[i] = ampi_crc32(f->crcs[i], f->data, n);
     }
-    if (turned) ampi_free(f->data, &f->desc.allocator);
-    f->data = room;
+
+    if (transposed) ampi_free(f->data, &f->desc.allocator);
+    f->data = chunk;
     return r;
 }
 
@@ -20002,8 +20011,8 @@ AMPI_FN amp_result ampi_file_read(ampi_file* f) {
             f->path, ampi_show(f, e->name), crc, e->crc);
         const size_t size = ampi_type_size(e->dtype);
         ampi_swap_endian((unsigned char*)data, bytes, size);
-        if (f->more && f->more[e->number].turned)
-            AMPI_TRY(ampi_file_turn(f, data, e->shape[0], e->shape[1], size));
+        if (f->more && f->more[e->number].transposed)
+            AMPI_TRY(ampi_file_transpose(f, data, e->shape[0], e->shape[1], size));
     }
 
     AMPI_EACH_ENTRY(f, e)
@@ -20169,7 +20178,7 @@ AMPI_FN void ampi_state_add(ampi_checkpoint* c, const char* name, const char* su
     t->rank = 1;
     t->shape[0] = count;
     if (c->file.model && param != AMPI_NONE)
-        more->turned = ampi_param_shape(c->file.model, param, &t->rank, t->shape);
+        more->transposed = ampi_param_shape(c->file.model, param, &t->rank, t->shape);
 }
 
 /* Lists the tensors of a checkpoint: each parameter's weights and moments (or weights alone), a
@@ -20292,9 +20301,9 @@ AMPI_FN int ampi_number_load(const ampi_number* x, uint64_t limit, uint64_t* val
     return sound && (x->kind == 'l' || *value <= (x->kind == 's' ? limit : UINT32_MAX));
 }
 
-/* Finds the file's text of each number, compares those that must agree, and loads state into the
-   copy. Steps are fewer than 2^62; frozen ones are at most as many as steps. A file has all of its
-   CRC-32, or none. */
+/* Finds the file's text of each number, compares those that must agree, and loads state into c's
+   copies. Steps are fewer than 2^62; frozen ones are at most as many as steps. A file has
+   amp.crc32 and a CRC-32 of each tensor, or none of these. */
 AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
     ampi_file* f = &c->file;
     const char* crc_text = ampi_text_of(f, "amp.crc32");
@@ -20304,6 +20313,7 @@ AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
     AMPI_CLEAR(c->o.state.frozen_steps);
     AMPI_EACH_NUMBER(c, x) {
         const char* text = ampi_text_of(f, x->key);
+        /* saving leaves an optional zero out */
         x->theirs = text || !x->optional ? text : x->kind == 'f' ? "00000000" : "0";
         AMPI_REFUSE_FILE(!x->theirs, "'%s' has no '%s'; was it written by %s?", f->path, x->key,
             c->saver);
@@ -20317,7 +20327,7 @@ AMPI_FN amp_result ampi_numbers_read(ampi_checkpoint* c) {
     }
 
     AMPI_REFUSE_FILE(crc_text && strcmp(crc_text, ampi_show_number(crc, 16, computed)) != 0,
-        "'%s' is damaged: the " "state's numbers have the CRC-32 %s, amp.crc32 says %s", f->path,
+        "'%s' is damaged: the state's numbers have the CRC-32 %s, amp.crc32 says %s", f->path,
         computed, ampi_show(f, crc_text));
     AMPI_EACH_ENTRY(f, e)
         AMPI_REFUSE_FILE(!e->crc != !crc_text, "'%s' is damaged: CRC-32 are missing", f->path);
