@@ -8998,8 +8998,8 @@ AMPI_FN void ampi_pool_backward_columns(ampi_pool_tile* q, ampi_rect d) {
     }
 }
 
-/* The gradient of 16 planes from `plane` on. A tile is as tall as a window if 32 columns, of maxima
-   one, leave it room. */
+/* The gradient of 16 planes from `plane` on. A tile has a window's height if that leaves room for
+   32 columns, of maxima for one. */
 AMPI_APART void ampi_pool_backward_planes(const ampi_pool_plan* p, const ampi_argument* list,
         size_t plane) {
     const int fit = AMPI_POOL_PIXELS / ampi_min_int(p->h.kernel, p->h.size);
@@ -9007,7 +9007,7 @@ AMPI_APART void ampi_pool_backward_planes(const ampi_pool_plan* p, const ampi_ar
     ampi_pool_tile q;
     ampi_pool_begin(&q, p, list, plane);
 
-    /* strips of columns, none of them in two bands */
+    /* some columns at a time, none of them in two bands */
     ampi_rect d = { 0, 0, 0, 0 };
     for (; d.c0 < p->w.size; d.c0 = d.c1) {
         d.c1 = ampi_min_int(ampi_min_int(p->w.size - d.c0, columns),

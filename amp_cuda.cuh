@@ -121,11 +121,12 @@ AMP_DEF amp_result amp_cuda_convert_with(amp_ref dst, amp_ref src, size_t n,
    none. The bits depend on sizes, types, alignment, workspace, the device and the code compiled for
    it, on nothing else. With cuBLAS (amp_cuda_desc.gemm) the order is its own, and a NaN may have
    other bits than 0x7fc00000. AMP_ERR_UNSUPPORTED where a side of a product is 2^31 or more.
-   Convolution: the images are unfolded on their way into shared memory; dx takes a launch for each
-   phase of its pixels, up to stride_h * stride_w. Few channels of two F16 or two BF16 operands are
-   summed directly, on the FP32 cores: one group, a kernel of more than one pixel, up to 16 outputs
-   and 512 weights each; dx with a stride of 1, dw with the workspace. That order depends on the
-   shape alone. AMP_ERR_UNSUPPORTED: a padded side of 2^30 or a plane of 2^31 pixels.
+   Convolution: im2col matrices are formed on their way into shared memory; dx takes a launch for
+   each phase of its pixels, up to stride_h * stride_w. Few channels of two F16 or two BF16
+   operands are summed directly, on the FP32 cores: one group, a kernel of more than one pixel,
+   up to 16 outputs and 512 weights each; dx with a stride of 1, dw with the workspace. That
+   order depends on the shape alone. AMP_ERR_UNSUPPORTED: a padded side of 2^30 or a plane of 2^31
+   pixels.
    Workspace: device memory, exec->workspace. gpu->gemm_workspace(m, n, k) bytes are those with
    which a product of this size runs at full speed on the current device: 0 if it needs none, if the
    size overflows, or without a device. A dense layer wants the largest of (n, out, in), (n, in,
@@ -2391,7 +2392,9 @@ AMPI_D void ampi_d_multiply(float (&sum)[X / 32][4][4], const ampi_cuda_product&
 /* A warp's X/2 rows and 32 columns of sums go to C, from row i and column j on: through its slice
    of shared memory, AMPI_CUDA_SLICE = 32 rows at a time, so that each lane gets eights of a row.
    sum[r][c][e] of a lane is element e of the mma at rows 16r, columns 8c: row lane/4 + 8*(e/2),
-   column 2*(lane%4) + e%2 of it. */
+   column 2*(lane%4) + e%2 of it. Lane 5, for one, holds row 16r + 1, columns 8c + 2 and 8c + 3 in
+   e = 0, 1, and row 16r + 9 in e = 2, 3. From the slice it takes columns 8 to 15 of rows 1, 9, 17
+   and 25. */
 template <int X>
 AMPI_D void ampi_d_mma_deliver(const ampi_cuda_product& p, float (&sum)[X / 32][4][4], float* slice,
         size_t i, size_t j) {
@@ -2399,18 +2402,20 @@ AMPI_D void ampi_d_mma_deliver(const ampi_cuda_product& p, float (&sum)[X / 32][
     float* corner = slice + lane / 4 * AMPI_CUDA_SLICE_LD + lane % 4 * 2;
     AMPI_ROLLED
     for (uint32_t down = 0; down < X / 2; down += AMPI_CUDA_SLICE) {
-        /* two columns a time: q/4 counts eights of rows, q%4 eights of columns */
+        /* The slice is 4 x 4 blocks of 8 x 8: block q, at block row q/4 and block column q%4, gets
+           two neighbouring columns from each lane. */
         for (uint32_t q = 0; q < 16; q++)
             *(float2*)(corner + q / 4 * 8 * AMPI_CUDA_SLICE_LD + q % 4 * 8)
                 = make_float2(sum[q / 8][q % 4][q / 4 % 2 * 2],
                     sum[q / 8][q % 4][q / 4 % 2 * 2 + 1]);
 
-        /* the next 32 rows move up: registers have no index at run time */
+        /* The next 32 rows move to where the first ones were: registers have no index at run
+           time. */
         for (uint32_t next = 2; next < X / 32; next++)
             for (uint32_t q = 0; q < 16; q++) sum[next - 2][q / 4][q % 4] = sum[next][q / 4][q % 4];
         __syncwarp();
 
-        /* a lane's eights: columns `column` to + 7 of every eighth row */
+        /* columns [column, column + 8) of every eighth row */
         AMPI_ROLLED
         for (uint32_t row = lane / 4; row < AMPI_CUDA_SLICE; row += 8) {
             const float4* from = (const float4*)(slice + row * AMPI_CUDA_SLICE_LD + column);
@@ -2796,8 +2801,8 @@ AMPI_D void ampi_d_hopper_share(const ampi_cuda_product& p, const float (&sum)[N
         N / 8 * (rank + 1) / p.pieces);
 }
 
-/* What ampi_d_epilogue8 does where beta is 0 and f is none or ReLU; without the last step for
-   NaNs. */
+/* What ampi_d_epilogue8 does where beta is 0 and the activation ReLU or none; without the last step
+   for NaNs. */
 AMPI_D float ampi_d_hopper_epilogue(const ampi_cuda_product& p, float sum, float bias) {
     float v = __fmul_rn(p.alpha, sum);
     if (p.bias.data) v = __fadd_rn(v, bias);
@@ -3416,9 +3421,9 @@ AMPI_FN int ampi_cuda_operand_map(CUtensorMap* map, const ampi_cuda_operand* o, 
         o->channel_stride, batch, o->stride, o->along_k ? tile : (uint32_t)AMPI_HOPPER_DEPTH);
 }
 
-/* The copy engine takes C where it is only written, in aligned rows, and f is simple. It clips what
-   it writes to whole 16 bytes (an H100 does; no document says so): a row that ends within some has
-   a gap behind it, which is not ours. */
+/* The copy engine takes C where it is only written, in aligned rows, with ReLU for an activation or
+   none. It clips what it writes to whole 16 bytes (an H100 does; no document says so): a row that
+   ends within some has a gap behind it, which is not ours. */
 AMPI_FN int ampi_cuda_hopper_by_engine(const ampi_cuda_product* p) {
     const size_t unit = 16 / amp_dtype_size(p->c.dtype);
     return p->pieces == 1 && p->beta == 0.0f && p->part == p->n
@@ -3989,14 +3994,14 @@ typedef enum ampi_cuda_conv2d_part { AMPI_CONV2D_Y, AMPI_CONV2D_DX,
 
 /* --- few channels, direct sums --- */
 
-/* Few channels of halves fill no tile of the Tensor Cores. Unfolding them costs more than to
-   multiply them on the FP32 cores, where their products are exact. One form serves for two of the
-   three products:
+/* Few channels of halves fill no tile of the Tensor Cores. Forming their im2col matrix costs more
+   than to multiply them on the FP32 cores, where their products are exact. One form serves for two
+   of the three products:
      y[n,o,i,j] = sum over c, a, b of w[o,c,a,b] * x[n, c, i*stride_h - pad_h + a*dilation_h, the
      same of j and b];
    and dx with a stride of 1 is the y of dy: channels and outputs change places, the kernel is
    mirrored, the padding is (kernel_h - 1)*dilation_h - pad_h. Zeros beside an image are multiplied
-   too, as they are when it is unfolded. A block works on a tile, which is some images or a band of
+   too, as those of an im2col matrix are. A block works on a tile, which is some images or a band of
    rows of one, and on eight outputs. Shared memory holds what the tile sees of x in FP32: element
    (channel, image, row, column) of `tile_height` rows of `tile_width` each. */
 /* Indices have 32 bits: no tensor has 2^31 elements. */
@@ -4371,7 +4376,7 @@ AMPI_FN ampi_cuda_direct ampi_cuda_direct_of(const ampi_conv2d_sizes* c, const a
     return d;
 }
 
-/* Is the shape one for direct sums? A kernel of one pixel needs no unfolding. */
+/* Is the shape one for direct sums? A kernel of one pixel needs no im2col. */
 AMPI_FN int ampi_cuda_direct_fits(const ampi_conv2d_sizes* c, ampi_cuda_conv2d_part part) {
     const amp_conv2d_shape* z = &c->s;
     const int transposed = part == AMPI_CONV2D_DX;
@@ -8745,9 +8750,9 @@ AMPI_D void ampi_d_look_conclude(const ampi_cuda_look& a, double sum, ampi_cuda_
     result->finished = 0;
 }
 
-/* The list is read once, KIND says for what; a grid has no more blocks than chunks. The next
-   chunk's entry is fetched before work on the present one. The block that finishes last puts all
-   blocks' findings together. */
+/* One pass over a list, KIND says for what; a grid has no more blocks than chunks. Block b takes
+   chunks b, b + gridDim.x, ...; each one's entry in the list is fetched before work on the chunk
+   ahead of it. The block that finishes last puts all blocks' findings together. */
 template <int KIND>
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK, AMPI_LOOK_RESIDENT(KIND))
         ampi_k_look(const ampi_cuda_look a) {
@@ -8770,6 +8775,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK, AMPI_LOOK_RESIDENT(KIN
     ampi_d_look_end(a.src, s.sum, shared);
     if (!shared->is_last) return;
 
+    /* the loads that a conclusion needs are under way while squares are summed */
     ampi_d_look_ask(known, a);
     sum = ampi_d_look_total(a.src.sums, shared->sums);
     if (threadIdx.x < 32) ampi_d_look_conclude(a, sum, known, KIND == AMPI_LOOK_SUMS);

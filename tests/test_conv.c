@@ -568,7 +568,7 @@ static const int SHORT_ROWS[][14] = {
 };
 
 /* Weights of FP32 and short lines, where lanes are channels: panels that are not full, half and whole; lines in one part
-   and two; strides, dilation, few taps; more than one block of channels, and of images. */
+   and two; strides, dilation, few kernel positions; more than one block of channels, and of images. */
 static void test_short_rows(void) {
     static const int Z[][14] = {
         { 3, 11, 12, 10, 47, 3, 3, 1, 1, 1, 1, 1, 1, 1 }, { 2, 47, 12, 17, 13, 3, 3, 1, 1, 1, 2, 1, 1, 1 },

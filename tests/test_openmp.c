@@ -240,7 +240,7 @@ static const int CONVOLUTIONS[][8] = {
     { 3, 32, 32, 32, 3, 1, 1, 32 },    /* depthwise */
     { 5, 70, 14, 66, 3, 1, 1, 1 },
     { 1, 96, 20, 40, 3, 1, 1, 2 },
-    { 3, 100, 7, 190, 3, 1, 1, 1 },    /* a product of the unfolded image, dealt by rows, */
+    { 3, 100, 7, 190, 3, 1, 1, 1 },    /* a product of the im2col matrix, shared by rows, */
     { 5, 70, 17, 66, 3, 2, 1, 1 },     /* or by columns */
     { 2, 96, 7, 112, 3, 1, 1, 1 },
     { 7, 32, 15, 48, 3, 1, 1, 1 }

@@ -517,8 +517,8 @@ static void test_direct_shapes() {
         }
 }
 
-/* The same in two groups, and with too many outputs: unfolded. */
-static void test_unfolded_shapes() {
+/* The same in two groups, and with too many outputs: by the im2col matrix. */
+static void test_im2col_shapes() {
     for (unsigned i = 0; i < SHAPE_COUNT + 12; i++) {
         amp_conv2d_shape s = shape_of(i < SHAPE_COUNT ? SHAPES[i] : DIRECT[i - SHAPE_COUNT]);
         if (i % 2) {
@@ -867,7 +867,7 @@ int main(int argc, char** argv) {
     TEST(test_plain_kernels);
     TEST(test_error_bound);
     TEST(test_direct_shapes);
-    TEST(test_unfolded_shapes);
+    TEST(test_im2col_shapes);
     TEST(test_direct_order);
     TEST(test_direct_bound);
     TEST(test_direct_special_values);
