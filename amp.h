@@ -9057,7 +9057,7 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, amp_ref dy, am
 }
 
 /* >>impl-elementwise Operators element by element: activations, terms of losses, dropout, sum,
-   concat. */
+   concat; embedding. */
 
 /* GELU_TANH is x * sigmoid(x * (C0 + C1 x^2)), as (1 + tanh(u)) / 2 = sigmoid(2u). */
 #define AMPI_GELU_C0 1.59576912f  /* 2 * sqrt(2/pi) */
@@ -13114,7 +13114,8 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
 /* >>impl-optim  Optimizers on master weights. An update is one pass: unscale, clip, moments,
    weight, low copy.
    Words. moment: m, v. held: an element that stays, as its update would overflow. The arithmetic
-   of one weight is in impl-vector. This room calls impl-scaler and impl-scan. */
+   of one weight is in impl-vector. This room calls impl-scaler and impl-scan, its self test
+   any room above. */
 
 /* --- schedule --- */
 /* sin(pi/2 * u) if odd, or cos, for u in [0, 1/2]: Taylor series whose first omitted term is below

@@ -18,7 +18,7 @@
      backend      the same model on a GPU
      impl         the implementation: impl-base, impl-device, impl-half, impl-gemm, impl-hopper,
                   impl-launch, impl-linear, impl-conv, impl-pool, impl-elementwise, impl-rows,
-                  impl-loss, impl-scaler, impl-optim, impl-backend */
+                  impl-attention, impl-loss, impl-scaler, impl-optim, impl-backend */
 
 /* >>guide    Read amp.h's guide first; this says what differs. */
 /*
@@ -2392,9 +2392,9 @@ AMPI_D void ampi_d_multiply(float (&sum)[X / 32][4][4], const ampi_cuda_product&
 /* A warp's X/2 rows and 32 columns of sums go to C, from row i and column j on: through its slice
    of shared memory, AMPI_CUDA_SLICE = 32 rows at a time, so that each lane gets eights of a row.
    sum[r][c][e] of a lane is element e of the mma at rows 16r, columns 8c: row lane/4 + 8*(e/2),
-   column 2*(lane%4) + e%2 of it. Lane 5, for one, holds row 16r + 1, columns 8c + 2 and 8c + 3 in
-   e = 0, 1, and row 16r + 9 in e = 2, 3. From the slice it takes columns 8 to 15 of rows 1, 9, 17
-   and 25. */
+   column 2*(lane%4) + e%2 of it. Lane 5, for one, holds columns 8c + 2 and 8c + 3: of row 16r + 1
+   in e = 0, 1, of row 16r + 9 in e = 2, 3. From the slice it takes columns 8 to 15 of rows 1, 9,
+   17 and 25. */
 template <int X>
 AMPI_D void ampi_d_mma_deliver(const ampi_cuda_product& p, float (&sum)[X / 32][4][4], float* slice,
         size_t i, size_t j) {
@@ -3138,7 +3138,8 @@ AMPI_FN ampi_cuda_product ampi_cuda_product_of(const ampi_product* s,
 /* >>impl-launch Products on the host: which kernel, in which tiles and pieces, with how much
    workspace; cuBLAS; amp_cuda_gemm_with.
    Words. cut: tiles of C and pieces of k. batch: products of one shape, a fixed step apart. This
-   room calls impl-gemm and impl-hopper. */
+   room calls impl-gemm and impl-hopper; behind cuBLAS, ReLU is a call to the table of
+   impl-backend. */
 
 /* --- which kernel --- */
 
@@ -3973,7 +3974,7 @@ AMPI_CUDA(linear_backward, amp_ref dy, amp_ref x, amp_ref w, amp_ref dx, amp_ref
    summed directly.
    Words. direct: by FP32 cores, from pixels and weights in shared memory. band: rows of an output's
    tile. part: y, dx or dw. phase: pixels of dx that meet the same kernel positions. This room calls
-   impl-linear. */
+   impl-gemm, impl-launch and impl-linear. */
 
 /* The three products of a convolution, the groups as a batch. Kernels count in 31 bits inside a
    plane. */
@@ -4903,7 +4904,7 @@ AMPI_CUDA(conv_transpose2d_backward, const amp_conv2d_shape* shape, amp_ref dy, 
 /* >>impl-pool   Pooling: a thread, or T of them, for a pixel of y; windows of 2x2 and 3x3 side by
    side by vectors.
    Words. window: the pixels of one output. key: an integer in the order of floats. This room calls
-   impl-device. */
+   impl-device, impl-gemm for divisions, impl-launch and impl-conv. */
 
 /* A call of pooling. */
 typedef struct ampi_cuda_pool {
@@ -5329,8 +5330,8 @@ AMPI_CUDA(pool2d_backward, const amp_pool2d_shape* s, amp_ref dy, amp_ref x, amp
         shared, q);
 }
 
-/* >>impl-elementwise Operators element by element: activations, dropout, sum; columns of a matrix,
-   for concat.
+/* >>impl-elementwise Operators element by element: activations, dropout, sum, product; columns of a
+   matrix, for concat.
    Words. functor: what ampi_k_map does with an eight. This room calls impl-half. */
 
 /* A kernel over all elements, for any of the functors below. Each defines ampi_d_apply, which turns
@@ -5614,9 +5615,10 @@ AMPI_CUDA(concat_backward, amp_ref y, size_t d_total, size_t column, amp_ref x, 
     return ampi_cuda_columns_run(exec, op, q);
 }
 
-/* >>impl-rows   Operators over rows: batch norm, layer norm, softmax.
+/* >>impl-rows   Operators over rows: norms, softmax, sums of products, transpose, embedding.
    Words. row: the D features of a layer norm or softmax, or a channel of a batch norm. kept: the
-   eights of a short row stay in registers, KEEP of them a thread. This room calls impl-device. */
+   eights of a short row stay in registers, KEEP of them a thread. This room calls impl-device
+   and impl-elementwise. */
 
 /* --- batch norm --- */
 
@@ -6672,7 +6674,12 @@ AMPI_CUDA(embedding_backward, amp_ref dy, const int32_t* tokens, amp_ref dw, int
         AMPI_CUDA_BLOCK, 0, q);
 }
 
-/* --- attention --- */
+/* >>impl-attention Attention, whose formulas are at the head of the same room of amp.h, and the
+   rotary embedding of positions.
+   Letters. b: a sequence. h: a head of q. g: one of k and v. i: a query. j: a key. This room calls
+   impl-device, impl-gemm and impl-launch. */
+
+/* --- attention by FP32 cores --- */
 
 /* A block takes a query, or a key of a head of k and v. What that sees follows in ascending order,
    AMPI_CUDA_BLOCK at a time: a thread makes one score, then sums a column of the result. */
@@ -7423,8 +7430,8 @@ AMPI_CUDA(rope_backward, const amp_rope_shape* s, amp_ref dy, amp_ref dx, int ac
 /* >>impl-loss   Losses: softmax cross-entropy by rows; mean squared error and binary cross-entropy
    by elements.
    Words. part: a sum of its own, over terms that a fixed rule chooses; parts are added in ascending
-   order. few: classes of which a thread takes a row alone. This room calls impl-rows and
-   impl-elementwise. */
+   order. few: classes of which a thread takes a row alone. This room calls impl-rows,
+   impl-elementwise and impl-half. */
 
 /* The mean of a loss: its terms are summed in at most 1024 parts, a number that depends on sizes
    alone.
@@ -8016,7 +8023,7 @@ static amp_result ampi_cuda_loss_backward(amp_ref x,
    the rule.
    Words. list: chunks of tensors, in a table on the device. look: a pass that finds inf and NaN and
    sums squares. settle: to set right what was unscaled on trust. block: the scaler's state in
-   device memory. This room calls impl-device. */
+   device memory. This room calls impl-device and impl-half. */
 
 /* --- lists of tensors on the device --- */
 

@@ -311,7 +311,7 @@ class Header:
     tests = "policy report fit gpt files model half checkpoint alloc hostile scaler train optim nan ops gemm conv".split()
     likely = {
         "base": "alloc hostile half report", "cpu": "half", "half": "half", "vector": "gemm conv half optim", "kernels": "gemm conv",
-        "convert": "half", "scan": "scaler optim", "gemm": "gemm hostile", "conv": "conv", "math": "ops", "nn": "ops",
+        "convert": "half", "scan": "scaler optim", "gemm": "gemm hostile", "conv": "conv", "math": "ops", "tiles": "ops",
         "pool": "ops", "rows": "ops", "elementwise": "ops", "loss": "ops", "attention": "ops", "policy": "policy",
         "scaler": "scaler", "optim": "optim ops", "backend": "train model", "model": "model train", "train": "train fit",
         "file": "checkpoint files", "checkpoint": "checkpoint", "report": "report" }
@@ -364,7 +364,7 @@ class Cuda(Header):
     own = "half nn".split()      # these hold a copy of the implementation
     likely = {"base": "half model", "half": "half", "gemm": "gemm", "conv": "conv", "scaler": "scaler",
               "optim": "optim", "backend": "model", "launch": "model", "device": "gemm", "hopper": "gemm", "linear": "nn",
-              "pool": "nn", "rows": "nn", "loss": "nn", "elementwise": "nn"}
+              "pool": "nn", "rows": "nn", "attention": "nn", "loss": "nn", "elementwise": "nn"}
     slow = {t: 300 for t in tests}
     memory = 0                   # the address sanitizer reserves terabytes
     flags = ["-std=c++14", "-Og", "-w", "-fsanitize=address,alignment", "-fno-sanitize-recover=alignment",
