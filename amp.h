@@ -5960,7 +5960,7 @@ AMPI_KERNEL_FN void AMPI_K(pad_channels)(float* padded, const ampi_operand* v,
         ampi_v_clear(padded, left);
         AMPI_K(lanes_in)(padded + left, AMPI_LANES, ampi_at(v->data, v->dtype, from),
             g->plane * size, v->dtype, channels, row.inside,
-            g->elements - (from + (channels - 1) * g->plane));
+            g->elements - (from + (channels - 1) * g->plane));  /* up to the source's end */
         ampi_v_clear(padded + end, d->pitch - end);
     }
 }

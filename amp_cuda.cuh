@@ -2673,7 +2673,7 @@ AMPI_D void ampi_d_hopper_sum(float (&sum)[N / 2], ampi_hopper_pipeline& pipe, u
                 || q > 0);
         ampi_ptx_wgmma_commit();
 
-        /* until one step is under way, this one */
+        /* waits for all steps but this one: only now the stage before has no reader */
         ampi_ptx_wgmma_wait<1>();
         if (step > 0) ampi_d_hopper_release(pipe, last);
         last = pipe.stage;
@@ -2719,7 +2719,8 @@ AMPI_D void ampi_d_hopper_eight(const ampi_cuda_product& p, const ampi_hopper_ti
 }
 
 /* A warp's 16 rows and N columns of sums go to C, whatever its type and epilogue: through its slice
-   of shared memory, 32 columns at a time, so that each lane gets eights of a row. */
+   of shared memory, 32 columns at a time, so that each lane gets eights of a row. sum[4q + e] of a
+   lane is at row lane/4 + 8*(e/2), column 8q + 2*(lane%4) + e%2. */
 template <int N>
 AMPI_D void ampi_d_hopper_deliver(const ampi_cuda_product& p, const float (&sum)[N / 2],
         const ampi_hopper_tile& t, float* slice) {
