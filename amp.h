@@ -1333,7 +1333,7 @@ typedef struct amp_optimizer {
 
 /* Writes the low copies of masters. params must outlive *o. AMP_ERR_ARGUMENT: a missing buffer, no
    parameter, or two arrays that share memory (moments that are not needed may, of a frozen group
-   too). An error changes nothing. */
+   too). An error changes nothing. The logger hears (AMP_OK) of settings without effect. */
 AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc* desc,
     amp_param* params, int count);
 
@@ -1979,9 +1979,9 @@ typedef struct amp_data {
     amp_dtype   input_dtype;
     const void* targets[AMP_MAX_LOSSES];
     amp_dtype   label_dtype;
-    /* If not NULL, in place of the arrays: fills *batch, zeroed but for n, with samples
+    /* If not NULL, in place of the arrays: fills *batch, zeroed but for n, with all of the samples
        indices[0..n), each below count. Its data must stay until the next call. A result other than
-       AMP_OK ends the run. */
+       AMP_OK ends the run, and so does another n (AMP_ERR_ARGUMENT). */
     amp_result (*read)(amp_batch* batch, const int64_t* indices, void* user_data);
     void*       user_data;
     int         positions;               /* as in amp_batch */
@@ -2862,12 +2862,15 @@ AMPI_FN const amp_logger* ampi_exec_logger(const amp_exec* exec) {
     return exec ? exec->logger : NULL;
 }
 
-/* Refuses an exec whose operands are no type that products round to. */
+/* Refuses an exec whose operands are no type that products round to, or whose sums do not exist. */
 AMPI_FN amp_result ampi_check_exec(const amp_exec* exec, const char* call) {
     const amp_dtype t = exec ? exec->operands : AMP_DTYPE_DEFAULT;
     AMPI_REFUSE_OP(t != AMP_DTYPE_DEFAULT && t != AMP_F16 && t != AMP_BF16, AMP_ERR_DTYPE,
         "%s: the exec's operands are %s (%d); they must be f16, bf16 or 0", call,
         amp_dtype_name(t), (int)t);
+    AMPI_REFUSE_OP(exec && exec->sums != AMP_SUMS_FIXED && exec->sums != AMP_SUMS_FAST,
+        AMP_ERR_DESC, "%s: the exec's sums are %d, not AMP_SUMS_FIXED or AMP_SUMS_FAST", call,
+        (int)exec->sums);
     return AMP_OK;
 }
 
@@ -13408,6 +13411,24 @@ AMPI_FN void ampi_remark_idle(const amp_optimizer* o) {
     }
 }
 
+/* Tells the logger of settings that have no effect. */
+AMPI_FN void ampi_remark_unused(const amp_optimizer_desc* d) {
+    const amp_schedule* s = &d->schedule;
+    const int is_adam = d->kind != AMP_SGD && d->kind != AMP_RMSPROP;
+    if (is_adam && d->momentum != 0.0f)
+        ampi_remark(d->logger, "optimizer: momentum %g is for SGD and RMSprop, "
+            "here only beta1 counts", (double)d->momentum);
+    if (!is_adam && d->beta1 > 0.0f)
+        ampi_remark(d->logger, "optimizer: beta1 %g is for Adam, here only momentum counts",
+            (double)d->beta1);
+    if (s->kind == AMP_SCHEDULE_CONSTANT
+            && (s->total_steps || s->step_size || s->gamma != 0.0f || s->floor != 0.0f))
+        ampi_remark(d->logger, "optimizer: schedule.kind is 0, constant: of the schedule only "
+            "warmup_steps counts");
+    if (d->groups && d->group_count == 0)
+        ampi_remark(d->logger, "optimizer: groups are given, but group_count is 0: none counts");
+}
+
 /* Checks a desc and parameters, and makes an optimizer of them. Of amp_optimizer_init only the low
    copies are missing: what params point to stays as it is. place: what sentences begin with. */
 AMPI_FN amp_result ampi_optimizer_make(amp_optimizer* o, const amp_optimizer_desc* desc,
@@ -13421,6 +13442,7 @@ AMPI_FN amp_result ampi_optimizer_make(amp_optimizer* o, const amp_optimizer_des
     AMPI_TRY(ampi_params_validate(&made));
     AMPI_TRY(ampi_params_apart(&made));
     made.state.lr = made.desc.lr;
+    if (desc) ampi_remark_unused(desc);
     ampi_remark_idle(&made);
     *o = made;
     return AMP_OK;
@@ -14603,7 +14625,7 @@ AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc)
         m->group_optimizers[i] = *g->optimizer;
         m->groups[i].optimizer = &m->group_optimizers[i];
     }
-    d->optimizer.groups = d->optimizer.group_count > 0 ? m->groups : NULL;
+    if (d->optimizer.groups) d->optimizer.groups = m->groups;
     if (d->accumulate == 0) d->accumulate = 1;
     *out = m;
     return AMP_OK;
@@ -16387,8 +16409,6 @@ AMPI_FN amp_result ampi_finalize(amp_model* m) {
 
 /* Tells the logger what is allowed and rarely meant. */
 AMPI_FN void ampi_remark_doubts(amp_model* m) {
-    const amp_optimizer_desc* o = &m->desc.optimizer;
-
     /* Sizes in the order height, width, colours: 28, 28, 3. */
     AMPI_EACH_INPUT(n) {
         const amp_layer* l = &n->layer;
@@ -16411,13 +16431,6 @@ AMPI_FN void ampi_remark_doubts(amp_model* m) {
             ampi_remark(&m->op_logger, "'%s' has one class, so it is 0 whatever the logit: "
                 "amp_bce_with_logits takes one logit for two classes", loss->layer.name);
     }
-
-    if (o->kind != AMP_SGD && o->kind != AMP_RMSPROP && o->momentum != 0.0f)
-        ampi_remark(&m->op_logger, "optimizer: momentum %g is for SGD, here only beta1 counts",
-            (double)o->momentum);
-    if ((o->kind == AMP_SGD || o->kind == AMP_RMSPROP) && o->beta1 > 0.0f)
-        ampi_remark(&m->op_logger, "optimizer: beta1 %g is for Adam, here only momentum counts",
-            (double)o->beta1);
 
     int split = !m->desc.split_masters || m->desc.inference || m->param_count == 0;
     int moves = !ampi_is_trainable(m) || m->param_count == 0;
@@ -18779,17 +18792,22 @@ AMPI_FN void ampi_feed_shuffle(ampi_feed* f, const uint64_t* seed, int epoch) {
 AMPI_COMPILE_WELL  /* it copies many small arrays */
 
 /* Gathers in *b the n samples from place `at` of the order on, or lets the caller's function
-   read them. */
+   read them. It may write all of *b anew: with n, or 0. */
 AMPI_FN amp_result ampi_feed_read(ampi_feed* f, int64_t at, int n, amp_batch* b) {
     const amp_data* d = &f->data;
     AMPI_CLEAR(*b);
     b->n = n;
     if (d->read) {
+        const amp_logger* logger = &f->m->op_logger;
         const amp_result r = d->read(b, f->order + at, d->user_data);
+        const int filled = b->n;
         b->n = n;
-        return r == AMP_OK ? r : ampi_fail(&f->m->op_logger, r,
-            "%s: the data's read returned '%s' for the %d samples "
+        AMPI_REFUSE_CALL(r != AMP_OK, r, "%s: the data's read returned '%s' for the %d samples "
             "from place %lld on", f->what, amp_result_string(r), n, (long long)at);
+        AMPI_REFUSE_CALL(filled && filled != n, AMP_ERR_ARGUMENT,
+            "%s: the data's read made a batch of %d samples, not of the %d it was asked for",
+            f->what, filled, n);
+        return AMP_OK;
     }
 
     b->input_dtype = d->input_dtype;

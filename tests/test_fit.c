@@ -35,7 +35,7 @@ static amp_data arrays(void) {
 /* A source of its own: notes which samples it was asked for, and fails at a call of the test's choice. */
 typedef struct source {
     int64_t seen[4096];
-    int count, calls, fails_at;
+    int count, calls, fails_at, says;   /* says: what it writes to n at its second call, if not 0 */
     float x[BATCH * PIXELS];
     int32_t y[BATCH];
 } source;
@@ -52,6 +52,7 @@ static amp_result read_source(amp_batch* b, const int64_t* indices, void* user_d
     }
     b->inputs[0] = s->x;
     b->targets[0] = s->y;
+    if (s->says && s->calls == 2) b->n = s->says > 0 ? s->says : 0;
     return AMP_OK;
 }
 static amp_data sourced(void) {
@@ -600,6 +601,18 @@ static void test_errors(void) {
     CHECK(info.epochs == 1 && info.last.epoch == 1 && amp_model_optimizer(m)->state.step == BATCHES + 2);
     data = sourced(); src.fails_at = 2; none = arrays(); f.evaluation = &data;
     REFUSED(amp_fit(m, &none, &f, &info), AMP_ERR_IO, "fit: evaluation: the data's read returned");
+    /* A batch of another size than was asked for; 0 is a batch written anew. */
+    f = fit_of(1);
+    for (k = -1; k <= 1; k++) {
+        static const int says[] = { -1, BATCH - 1, BATCH + 1 };
+        data = sourced(); src.says = says[k + 1];
+        if (k < 0) { CHECK(amp_fit(m, &data, &f, &info) == AMP_OK); continue; }
+        REFUSED(amp_fit(m, &data, &f, &info), AMP_ERR_ARGUMENT, k ? "made a batch of 9 samples, not of the 8"
+                                                                  : "made a batch of 7 samples, not of the 8");
+        CHECK(info.epochs == 0 && src.calls == 2);
+        src.calls = 0;
+        REFUSED(amp_evaluate_data(m, &data, &told), AMP_ERR_ARGUMENT, "evaluate data: the data's read made");
+    }
     /* Memory that runs out, at each of the allocations; none is made in a step. */
     f = fit_of(1);
     data = arrays();

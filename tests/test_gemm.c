@@ -1007,6 +1007,10 @@ static void test_rounded_dense(void) {
                   "linear: the exec's operands are f64 (4); they must be f16, bf16 or 0");
     check_refused(amp_gemm(PRODUCT(0, 0, 1, 1, 1, 0, 0, 0), 1.0f, amp_f32(x), amp_f32(w), 0.0f, amp_f32(y[1]), &exec),
                   AMP_ERR_DTYPE, "amp_gemm: the exec's operands are f64 (4); they must be f16, bf16 or 0");
+    exec.operands = AMP_F16;
+    exec.sums = (amp_sums)9;
+    check_refused(amp_gemm(PRODUCT(0, 0, 1, 1, 1, 0, 0, 0), 1.0f, amp_f32(x), amp_f32(w), 0.0f, amp_f32(y[1]), &exec),
+                  AMP_ERR_DESC, "amp_gemm: the exec's sums are 9, not AMP_SUMS_FIXED or AMP_SUMS_FAST");
     CHECK(memcmp(y[0], y[1], sizeof y[0]) == 0);
 }
 

@@ -1412,8 +1412,8 @@ static void test_doubts(void) {
             CHECK(amp_model_finalize(m) == AMP_OK && amp_model_error(m)[0] == 0);
             CHECK_MSG(heard_count == softmax + told && remarks == heard_count, "%d, %d", heard_count, remarks);
             first = heard_count > 1 ? heard_before : heard;
-            CHECK(!softmax || (strstr(first, "'softmax_cross_entropy1'") && strstr(first, "'softmax2'")));
-            CHECK(!told || strstr(heard, "momentum 0.9"));
+            CHECK(!softmax || (strstr(heard, "'softmax_cross_entropy1'") && strstr(heard, "'softmax2'")));
+            CHECK(!told || strstr(first, "momentum 0.9 is for SGD and RMSprop"));
             amp_model_destroy(m);
         }
 }
@@ -1424,6 +1424,8 @@ static void test_doubts_of_settings(void) {
         { 2, 0, 0, 0, AMP_F16, "" }, { 2, 0, 1, 0, AMP_BF16, "" },
         { 1, 0, 0, 0, AMP_F16, "'softmax_cross_entropy1' has one class" },
         { 2, 1, 0, 0, AMP_F16, "optimizer: beta1 0.9 is for Adam, here only momentum counts" },
+        { 2, 0, 0, 4, AMP_F16, "optimizer: groups are given, but group_count is 0: none counts" },
+        { 2, 0, 0, 5, AMP_F16, "optimizer: schedule.kind is 0, constant: of the schedule only warmup_steps counts" },
         { 2, 0, 1, 0, AMP_F16, "model: split_masters splits nothing" },
         { 2, 0, 0, 1, AMP_F16, "train step: inputs[1] is given, but nothing in the model reads it" },
         { 2, 0, 0, 2, AMP_F16, "train step: targets[7] is given, but nothing in the model reads it" },
@@ -1439,6 +1441,8 @@ static void test_doubts_of_settings(void) {
         if (cases[i].extra == 1) b.inputs[1] = x;
         if (cases[i].extra == 2) b.targets[AMP_MAX_LOSSES - 1] = x;
         if (cases[i].extra == 3) { d.optimizer.groups = frozen; d.optimizer.group_count = 2; }
+        if (cases[i].extra == 4) d.optimizer.groups = frozen;
+        if (cases[i].extra == 5) d.optimizer.schedule.total_steps = 9;
         if (cases[i].beta) d.optimizer.beta1 = 0.9f;
         d.split_masters = cases[i].split;
         amp_model* m = new_model(&d);
