@@ -13062,7 +13062,7 @@ AMPI_FN amp_result ampi_scaler_check_rule(const amp_scaler* s, const unsigned ch
 AMP_DEF amp_result amp_scaler_save(const amp_scaler* s, void* bytes, size_t size) {
     AMPI_TRY(ampi_scaler_between(s, "amp_scaler_save"));
     AMPI_REFUSE_WITH(&s->logger, !bytes || size < AMP_SCALER_STATE_BYTES, AMP_ERR_ARGUMENT,
-        "amp_scaler_save: a state has %d bytes", AMP_SCALER_STATE_BYTES);
+        "amp_scaler_save: bytes is NULL, or its size below %d", AMP_SCALER_STATE_BYTES);
     ampi_scaler_write(s, (unsigned char*)bytes);
     return AMP_OK;
 }
@@ -13084,7 +13084,7 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
     AMPI_TRY(ampi_scaler_between(s, "amp_scaler_load"));
     const amp_logger* logger = &s->logger;
     AMPI_REFUSE_CALL(!bytes || size != sizeof theirs, AMP_ERR_FORMAT,
-        "amp_scaler_load: a state has %d bytes", AMP_SCALER_STATE_BYTES);
+        "amp_scaler_load: bytes is NULL, or its size not %d", AMP_SCALER_STATE_BYTES);
     memcpy(theirs, bytes, size);
     ampi_scaler_write(s, ours);
     const uint32_t version = ampi_get32(theirs + 4);
@@ -13330,8 +13330,9 @@ AMPI_FN int ampi_param_frozen(const amp_optimizer* o, const amp_param* p) {
 AMPI_FN amp_result ampi_param_validate(const amp_optimizer* o, int i) {
     const amp_param* p = &o->params[i];
     const amp_logger* logger = &o->logger;
-    AMPI_REFUSE_PARAM(p->group < 0 || p->group >= ampi_group_count(o), AMP_ERR_ARGUMENT,
-        "its group does not exist");
+    AMPI_REFUSE_CALL(p->group < 0 || p->group >= ampi_group_count(o), AMP_ERR_ARGUMENT,
+        "optimizer: parameter %d (%s): group %d does not exist, there are %d", i,
+        ampi_name_or_none(p->name), p->group, ampi_group_count(o));
     const int kind = ampi_group_kind(o, p->group);
     AMPI_REFUSE_PARAM(!ampi_is_compute_dtype(p->grad_dtype), AMP_ERR_DTYPE,
         "grad_dtype must be F32, F16 or BF16");
@@ -15603,9 +15604,9 @@ AMP_DEF amp_value amp_transformer_block(amp_model* m, amp_value x, const amp_tra
         ampi_build_fail(AMP_ERR_DESC, "transformer_block: kind %d does not exist", d->kind);
     else if (d->heads < 1 || features % d->heads != 0 || features > INT32_MAX / 4
         || d->kv_heads < 0 || d->kv_heads > d->heads || d->layers < 0)
-        ampi_build_fail(AMP_ERR_DESC, "transformer_block after '%s': heads is %d, kv_heads %d, "
-            "layers %d, of %d features", in->layer.name, d->heads, d->kv_heads, d->layers,
-            features);
+        ampi_build_fail(AMP_ERR_DESC, "transformer_block after '%s': heads %d must divide %d "
+            "features, kv_heads %d lie in 0..heads, layers %d not be negative", in->layer.name,
+            d->heads, features, d->kv_heads, d->layers);
     else if (is_llama ? d->no_bias || d->transposed || d->dropout != 0.0f : d->theta != 0.0f)
         ampi_build_fail(AMP_ERR_DESC, "transformer_block after '%s': %s", in->layer.name, is_llama
             ? "no_bias, transposed and dropout are for AMP_BLOCK_GPT2"
@@ -18345,12 +18346,17 @@ AMPI_FN void ampi_divide_by_scale(const amp_model* m, float* x, size_t count) {
     for (size_t i = 0; i < count; i++) x[i] = (float)((double)x[i] * inverse);
 }
 
+AMPI_FN const char* ampi_label(const ampi_node* n) {
+    return n ? n->layer.name : "a value of another model";
+}
+
 AMP_DEF amp_result amp_model_read_value(amp_model* m, amp_value v, float* out) {
     AMPI_TRY(ampi_check_finalized(m, "read value"));
     AMPI_REFUSE_NULL("read value", out);
     ampi_node* n = ampi_find(m, v);
     if (n) n = ampi_source(n);
-    AMPI_REFUSE(!n || !n->is_output, AMP_ERR_ARGUMENT, "read value: value %d is no output", v.id);
+    AMPI_REFUSE(!n || !n->is_output, AMP_ERR_ARGUMENT,
+        "read value: '%s' is no output: amp_output was not called for it", ampi_label(n));
     AMPI_REFUSE(!m->holds_values, AMP_ERR_STATE,
         "read value: there is none since the model ran last; amp_forward comes first");
     return ampi_run(download, amp_f32(out), ampi_output_of(n), ampi_value_elements(n));
@@ -18362,7 +18368,7 @@ AMP_DEF amp_result amp_model_read_gradient(amp_model* m, amp_value v, float* out
     ampi_node* n = ampi_find(m, v);
     if (n) n = ampi_source(n);
     AMPI_REFUSE(!n || !n->keeps_grad, AMP_ERR_ARGUMENT,
-        "read gradient: amp_retain_gradient was not called for value %d", v.id);
+        "read gradient: amp_retain_gradient was not called for '%s'", ampi_label(n));
     if (m->holds_grads && m->backend->asynchronous) AMPI_TRY(ampi_look_for_trouble(m));
     AMPI_REFUSE(m->micro && !m->in_pass && !m->holds_grads && !m->pass.batch,
         AMP_ERR_OVERFLOW, "read gradient: %s", m->trouble[0] ? m->trouble
@@ -18623,7 +18629,7 @@ AMPI_FN amp_result ampi_text_check(ampi_text* t, amp_model* m, amp_value logits,
     amp_generate_desc* d = &t->desc;
     const int features = (int)n->features;
     AMPI_REFUSE_DESC(d->classes < 0 || d->classes > features || d->top_k < 0,
-        "generate: classes is %d of %d logits, top_k %d; none may be below 0", d->classes, features,
+        "generate: classes %d must lie in 0..%d, top_k %d not be negative", d->classes, features,
         d->top_k);
     AMPI_REFUSE_DESC(!ampi_has_finite_bits(&d->temperature)
         || (d->temperature < 0.0f && d->temperature != (float)AMP_ZERO),
@@ -19044,8 +19050,9 @@ AMPI_FN amp_result ampi_fit_check(ampi_fit_run* f) {
         && m->training.optimizer.state.step >= d->max_steps)
         f->info.end = AMP_FIT_STEPS;
     AMPI_REFUSE(ampi_fit_samples(f) <= 0, AMP_ERR_ARGUMENT,
-        "fit: %lld samples do not fill a step of %d micro-batches "
-        "on %d ranks", (long long)f->train.data.count, m->desc.accumulate, m->comm.size);
+        "fit: %lld samples do not fill a step of %d micro-batches of %s%d on %d ranks",
+        (long long)f->train.data.count, m->desc.accumulate, d->drop_last ? "" : "up to ",
+        m->desc.batch, m->comm.size);
 #if defined(AMP_NO_STDIO)
     AMPI_REFUSE(d->best_path, AMP_ERR_UNSUPPORTED,
         "fit: best_path needs files: AMP_NO_STDIO is set");
@@ -19321,7 +19328,8 @@ AMPI_FN amp_result ampi_file_check_tensor(ampi_file* f, int i) {
     AMPI_REFUSE_LIST(!ampi_is_free_name(t->name),
         "tensor %d has no name in UTF-8, or a reserved one", i);
     const char* name = ampi_show(f, t->name);
-    AMPI_REFUSE_AS(size == 0, AMP_ERR_DTYPE, "tensor '%s': not a file's dtype", name);
+    AMPI_REFUSE_AS(size == 0, AMP_ERR_DTYPE, "tensor '%s': %s (%d) is not f32, f16, bf16 or f64",
+        name, amp_dtype_name(t->dtype), (int)t->dtype);
 
     /* A shape whose product overflows is no count. */
     for (int k = 0; fits && k < listed->rank; k++)
@@ -20465,7 +20473,8 @@ AMPI_FN amp_result ampi_checkpoint_begin(ampi_checkpoint* c, amp_model* m, amp_o
     AMPI_REFUSE_AS(!o || !o->params, AMP_ERR_ARGUMENT, "there is no optimizer");
     AMPI_REFUSE_AS(s && ampi_scaler_ready(s), AMP_ERR_STATE, "amp_scaler_init was never called");
     f->model = m;
-    f->owner = m ? "the model" : "the optimizer";
+    f->owner = !m ? "the optimizer" : !m->desc.inference ? "the model"
+        : "the model (for inference: see amp_checkpoint_load_weights)";
     c->saver = m ? "amp_checkpoint_save" : "amp_optimizer_save";
     c->passes = m ? m->training.passes : 0;
 
@@ -20627,8 +20636,15 @@ AMPI_FN void ampi_settings_print(const amp_optimizer_desc* d, float lr, float de
 /* Prints an optimizer's settings in a line, and a line for each group. */
 AMPI_FN void ampi_optimizer_print(const amp_optimizer* o, FILE* out) {
     const amp_optimizer_desc* d = &o->desc;
+    const amp_schedule* s = &d->schedule;
     ampi_settings_print(d, o->state.lr, d->weight_decay, out);
-    ampi_print(out, d->clip_norm > 0.0f ? ", clip %g\n" : ", clip off\n", (double)d->clip_norm);
+    ampi_print(out, d->clip_norm > 0.0f ? ", clip %g" : ", clip off", (double)d->clip_norm);
+    if (s->kind != AMP_SCHEDULE_CONSTANT || s->warmup_steps > 0)
+        ampi_print(out, ", schedule %s: warm-up %lld, steps %lld",
+            ampi_name_among("constant\0step\0linear\0cosine\0", (unsigned)s->kind),
+            (long long)s->warmup_steps,
+            (long long)(s->kind == AMP_SCHEDULE_STEP ? s->step_size : s->total_steps));
+    ampi_print(out, "\n");
     for (int i = 0; i < d->group_count; i++) {
         const amp_param_group* g = &o->groups[i];
         const amp_optimizer_desc* own = ampi_group_desc(o, i);

@@ -639,7 +639,7 @@ static void test_micro_errors(void) {
     amp_model* m;
     d.accumulate = 8;                       /* 7 batches do not fill a step */
     m = make(&d);
-    REFUSED(amp_fit(m, &data, NULL, NULL), AMP_ERR_ARGUMENT, "do not fill a step");
+    REFUSED(amp_fit(m, &data, NULL, NULL), AMP_ERR_ARGUMENT, "50 samples do not fill a step of 8 micro-batches of up to 8 on 1 ranks");
     amp_model_destroy(m);
     d.accumulate = 2;
     m = make(&d);

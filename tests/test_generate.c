@@ -290,9 +290,9 @@ static void test_refusals(void) {
                  "layer 'embedding1': token 11 of sample 0, position 1, is outside 0..10");
     memset(&d, 0, sizeof d);
     d.classes = WORDS + 1;
-    check_silent(&s, s.logits, prompt, 2, 2, &d, AMP_ERR_DESC, "generate: classes is 12 of 11 logits, top_k 0; none may be below 0");
+    check_silent(&s, s.logits, prompt, 2, 2, &d, AMP_ERR_DESC, "generate: classes 12 must lie in 0..11, top_k 0 not be negative");
     d.classes = 0; d.top_k = -1;
-    check_silent(&s, s.logits, prompt, 2, 2, &d, AMP_ERR_DESC, "generate: classes is 0 of 11 logits, top_k -1; none may be below 0");
+    check_silent(&s, s.logits, prompt, 2, 2, &d, AMP_ERR_DESC, "generate: classes 0 must lie in 0..11, top_k -1 not be negative");
     d.top_k = 0; d.temperature = -2.0f;
     check_silent(&s, s.logits, prompt, 2, 2, &d, AMP_ERR_DESC, "generate: temperature is -2, it must be positive, or AMP_ZERO");
     d.temperature = INFINITY;

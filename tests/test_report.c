@@ -376,13 +376,16 @@ static void test_print_groups(void) {
     d.batch = 1;
     d.optimizer.kind = AMP_ADAMW;
     d.optimizer.groups = groups; d.optimizer.group_count = 4;
+    d.optimizer.schedule.kind = AMP_SCHEDULE_COSINE;
+    d.optimizer.schedule.warmup_steps = 10; d.optimizer.schedule.total_steps = 160;
     CHECK(amp_model_create(&m, &d) == AMP_OK);
     x = amp_linear(m, amp_input(m, 2, 1, 1), 2);
     amp_group(m, x, 1);
     amp_mse(m, x);
     CHECK(amp_model_finalize(m) == AMP_OK && amp_model_print(m, f) == AMP_OK);
     read_back(f);
-    CHECK_MSG(strstr(text, "\nAdamW: lr 0.001, betas 0.9 0.999, eps 1e-08, weight decay 0, clip off\n"
+    CHECK_MSG(strstr(text, "\nAdamW: lr 0.001, betas 0.9 0.999, eps 1e-08, weight decay 0, clip off, "
+                           "schedule cosine: warm-up 10, steps 160\n"
                            "group 0: AdamW: lr 0.001, betas 0.9 0.999, eps 1e-08, weight decay 0\n"
                            "group 1: SGD: lr 0.5, momentum 0.25, weight decay 0\n"
                            "group 2: frozen\n"

@@ -1762,6 +1762,7 @@ static void save_and_load(void) {
     memset(again, 0, sizeof again);
     REFUSED(AMP_ERR_FORMAT, amp_scaler_load(&s, again, sizeof again));
     REFUSED(AMP_ERR_ARGUMENT, amp_scaler_save(&s, NULL, sizeof again));
+    CHECK_MSG(strstr(heard, "bytes is NULL, or its size below 128"), "%s", heard);
     REFUSED(AMP_ERR_ARGUMENT, amp_scaler_save(&s, again, AMP_SCALER_STATE_BYTES - 1));
     CHECK(memcmp(&s, &fresh, sizeof s) == 0);
     CHECK(amp_scaler_load(&s, bytes, AMP_SCALER_STATE_BYTES) == AMP_OK && s.state.hysteresis_left == 1 && s.state.skipped == 1);
