@@ -88,7 +88,7 @@
    precision, 16 with 16-bit weight gradients; the halving is in the activations. With split masters
    and moments in BF16 too it is 10.
    Floating-point exceptions, where a host unmasks them (feenableexcept): steps, evaluation,
-   predictions, statistics, gradient checks and saturating casts mask them and leave no flag.
+   predictions, statistics, checks of gradients and saturating casts mask them and leave no flag.
    mask_exceptions in amp_exec and amp_convert_desc does so for one call of a loop of your own,
    where a loss scale that is too high overflows. Other functions raise what IEEE 754 says; a
    convolution may also raise for sums that it does not store.
@@ -636,7 +636,7 @@ AMP_DEF amp_result amp_mul_backward(amp_ref dy, amp_ref a, amp_ref b, amp_ref da
     int accumulate, size_t n, size_t repeat, const amp_exec* exec);
 
 /* Copies x[R,D] into columns [column, column+D) of y[R,D_total], converting: one call per part.
-   Backward copies the columns back, or adds them to x if accumulate. */
+   Backward copies the columns back; AMP_ACCUMULATE_INPUT adds them to x. */
 AMP_DEF amp_result amp_concat_forward(amp_ref x, size_t d, amp_ref y, size_t d_total,
     size_t column, size_t rows, const amp_exec* exec);
 AMP_DEF amp_result amp_concat_backward(amp_ref y, size_t d_total, size_t column, amp_ref x,
@@ -1583,7 +1583,8 @@ typedef struct amp_loss_desc {
    Sequences. What is said of a sample's C*H*W features holds for each position of a sequence: a
    dense layer, layer norm, softmax, activation, dropout, sum, product, concat or loss knows rows
    alone, which are n * T. Pairs have equal positions. Convolutions, pools, upsampling and batch
-   norm refuse sequences. */
+   norm refuse sequences. A classifier's one row a sample: amp_attention_qkv with a q of one
+   position, or a mean by amp_custom with positions 1, which gets the lengths. */
 
 /* x[N,C,H,W]; rows of D features are (D,1,1). */
 AMP_DEF amp_value amp_input(amp_model* m, int channels, int height, int width);
@@ -2093,8 +2094,9 @@ AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out
 /* A file of amp_file_save: masters (or 16-bit weights without masters) under the parameters' names;
    moments "<parameter>.m" and ".v"; running statistics "<layer>.running_mean" and "_var"; scaler,
    step and skip counts, random-number position. Resuming gives the bits of a run without a stop.
-   AMP_ERR_STATE between micro-batches; AMP_ERR_ARGUMENT, and the old file stays, for a rate or a
-   state that amp_optimizer_step refuses.
+   A model for inference saves weights and statistics alone. AMP_ERR_STATE between micro-batches;
+   AMP_ERR_ARGUMENT, and the old file stays, for a rate or a state that amp_optimizer_step
+   refuses.
    Loading needs equal names, shapes, level, types (of gradients and moments too; split masters are
    FP32 in the file), seed, accumulate, optimizer kind, maximize, groups and scaler rule, but not
    batch; otherwise, or for a damaged file, AMP_ERR_FORMAT with the first difference. Rates are
