@@ -1561,7 +1561,7 @@ typedef struct amp_pool2d_desc {
 } amp_pool2d_desc;
 typedef struct amp_norm_desc {
     float eps;       /* 0 = 1e-5, of RMS norm 1e-6; in (0,1) */
-    float momentum;  /* like `frozen` as in amp_batch_norm_shape */
+    float momentum;  /* like `frozen` of batch norm alone, see amp_batch_norm_shape */
     int   frozen;    /* gamma and beta still train; with a frozen group: Keras' trainable = False */
     int   groups;    /* of group norm: >= 1, divides channels */
 } amp_norm_desc;
@@ -1706,7 +1706,7 @@ typedef struct amp_custom_call {
 
 /* A parameter: "<layer>.<name>". */
 typedef struct amp_custom_param {
-    const char* name;        /* 1 to 7 bytes */
+    const char* name;        /* 1 to 7 bytes, unique */
     size_t count;            /* >= 1 */
     amp_init init;
     size_t fan_in, fan_out;  /* of init; 0 = count */
@@ -15437,6 +15437,12 @@ AMPI_FN amp_result ampi_keep_custom(amp_model* m, const amp_custom_desc* d) {
         AMPI_REFUSE_DESC(p->count < 1 || p->count > INT32_MAX, "parameter '%s' has %llu elements",
             p->name, (ampi_ull)p->count);
         AMPI_REFUSE_DESC((unsigned)p->init > AMP_INIT_NORMAL, "init %d does not exist", p->init);
+        AMPI_REFUSE_DESC(!ampi_has_finite_bits(&p->value)
+            || (p->init == AMP_INIT_NORMAL && p->value < 0.0f),
+            "parameter '%s' has the value %g", p->name, (double)p->value);
+        for (int j = 0; j < k; j++)
+            AMPI_REFUSE_DESC(strcmp(p->name, d->params[j].name) == 0,
+                "there are two parameters '%s'", p->name);
     }
 
     ampi_custom* c = (ampi_custom*)ampi_alloc(sizeof *c, &m->desc.allocator);
@@ -21078,12 +21084,10 @@ AMPI_COMPILE_WELL
    amp_maxpool2d, amp_avgpool2d, amp_global_avgpool2d are amp_max_pool2d, amp_avg_pool2d,
    amp_global_avg_pool2d; padding is pad in descs, .out of a linear desc is .out_features.
    Names have 127 bytes (amp_layer.name). Convolutions and pools have pad_end_h and pad_end_w: zero
-   the shapes. The fields of amp_backend are declared with AMP_BACKEND_API alone. Cross-entropy of
-   [C,H,W] is no error.
+   the shapes. The fields of amp_backend are declared with AMP_BACKEND_API alone.
    m and v of amp_param are void*. Structs that grew at their ends: amp_loss_desc, amp_param,
    amp_param_group, amp_comm, amp_conv2d_desc, amp_conv2d_shape; amp_model_desc and
    amp_optimizer_desc have new fields within. A backend of your own needs the table's new entries.
-   Cross-entropy has ld and an ignored label; layer norm's backward needs no saved statistics.
    New are positions and lengths of amp_batch, amp_data, amp_input_desc, amp_layer, amp_custom;
    classes of amp_loss_desc, sd and transposed of amp_linear_desc. Zero these structs.
    amp_group refuses a layer without parameters. amp_backward without seeds is an error in a model
@@ -21106,8 +21110,8 @@ AMPI_COMPILE_WELL
    (!) Updates of optimizers raise no floating-point exception. OpenMP's threads compute in the
        caller's floating-point environment.
    Two layers of one name are refused by amp_model_finalize, no longer by amp_name.
-   held of amp_batch_norm_shape is new: zero the shape. A scaler's state has version 3; versions 1
-   and 2 are read.
+   held of amp_batch_norm_shape is new: zero the shape. A scaler's state has version 3; 1 and 2 are
+   read.
 
    Since 0.1.0
    (!) init 0 is AMP_INIT_TORCH, for biases too. weight_decay 0 is none for ADAMW, too. A group's lr
@@ -21115,7 +21119,7 @@ AMPI_COMPILE_WELL
    (!) A loss of inf or NaN leaves the loss scale alone; max_unsound such windows are an error.
    (!) The preset deepspeed is v0.17.1 and later; what it was is deepspeed_0_17_0. Apex's scale
        begins at max_scale at most. AMP_STYLE_MINDSPORE is all of MindSpore's lists and its scaler.
-   (!) amp_scaler_may_step is 0 where it was negative. AMP_ACTIVATION_WORKSPACE is 262,208 bytes.
+   (!) amp_scaler_may_step is 0 where it was negative.
    (!) CPU results have other bits: every sum of a product goes up k.
    amp_gemm takes an amp_gemm_shape, with .batch. */
 

@@ -516,17 +516,24 @@ static void test_refused(void) {
         "custom after 'linear1': saved_bytes or workspace_bytes is too large",
         "custom after 'linear1': init 7 does not exist",
         "custom after 'linear1': its name 'conv2d' is that of amp's own operator",
+        "custom after 'linear1': parameter 'w' has the value nan",
+        "custom after 'linear1': parameter 'w' has the value -1",
+        "custom after 'linear1': there are two parameters 'w'",
     };
     int k;
     for (k = 0; k < COUNT(said); k++) {
         amp_model* m = new_model(&d);
         amp_value x = amp_input(m, 3, 2, 2), v[5], y;
         amp_custom_desc c;
-        amp_custom_param p;
+        amp_custom_param p, pair[2];
         amp_result r;
         memset(&c, 0, sizeof c);
         memset(&p, 0, sizeof p);
         p.name = "w"; p.count = 4;
+        if (k == 20) p.value = NAN;
+        if (k == 21) { p.init = AMP_INIT_NORMAL; p.value = -1.0f; }
+        pair[0] = pair[1] = p;
+        if (k >= 20) { c.params = pair; c.param_count = k == 22 ? 2 : 1; }
         c.forward = maybe_forward;
         c.backward = maybe_backward;
         v[0] = v[1] = v[2] = v[3] = v[4] = amp_linear(m, x, IN);

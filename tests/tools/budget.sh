@@ -23,12 +23,12 @@ facts() { # facts HEADER TOKENS NINETY LONGEST DEPTH SILENT: rows of a header, w
 }
 
 printf '| %-60s | %7s | %7s | %-5s |\n|---|---|---|---|\n' what now budget ""
-facts amp.h 178700 25 50 4 60
+facts amp.h 178800 25 50 4 60
 facts amp_cuda.cuh 89800 25 50 4 60
 if [ "$(uname -m)" = x86_64 ]; then
     printf '#define AMP_IMPLEMENTATION\n#include "%s"\n' "$PWD/amp.h" > $out/one.c
     $CC -std=c99 -O2 -c $out/one.c -o $out/one.o || exit 1
-    row "amp.h: machine code, bytes" "$(size $out/one.o | awk 'NR == 2 { print $1 }')" 522300
+    row "amp.h: machine code, bytes" "$(size $out/one.o | awk 'NR == 2 { print $1 }')" 522600
 fi
 row "README.md: words" "$(wc -w < README.md)" 2600
 [ $failed = 0 ] || { echo "$failed above their budget"; exit 1; }
