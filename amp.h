@@ -4764,18 +4764,30 @@ AMPI_LANES_FN void AMPI_K(store_part)(void* p, amp_dtype t, AMPI_V16 x, size_t c
     else _mm256_mask_storeu_epi16(p, AMPI_K(first)(count), AMPI_K(narrow_reg)(x.q[0], t));
 }
 #else
-/* The first `count` of sixteen neighbours; the other lanes are 0, and not read. */
+/* Copies `count` < 16 elements of type t: a call of memcpy takes longer than they do. */
+AMPI_LANES_FN void AMPI_K(copy_part)(void* dst, const void* src, amp_dtype t, size_t count) {
+    const size_t bytes = count * (t == AMP_F32 ? 4 : 2);
+    char* to = (char*)dst;
+    const char* from = (const char*)src;
+    if (bytes & 32) { memcpy(to, from, 32); to += 32; from += 32; }
+    if (bytes & 16) { memcpy(to, from, 16); to += 16; from += 16; }
+    if (bytes & 8) { memcpy(to, from, 8); to += 8; from += 8; }
+    if (bytes & 4) { memcpy(to, from, 4); to += 4; from += 4; }
+    if (bytes & 2) memcpy(to, from, 2);
+}
+
+/* The first `count` < 16 of sixteen neighbours; the other lanes are 0, and not read. */
 AMPI_KERNEL_FN AMPI_V16 AMPI_K(load_part)(const void* p, amp_dtype t, size_t count) {
     float whole[AMPI_LANES] = { 0 };
-    memcpy(whole, p, count * (t == AMP_F32 ? 4 : 2));
+    AMPI_K(copy_part)(whole, p, t, count);
     return ampi_v_load_typed(whole, t);
 }
 
-/* Stores the first `count` of sixteen lanes as type t. */
+/* Stores the first `count` < 16 of sixteen lanes as type t. */
 AMPI_KERNEL_FN void AMPI_K(store_part)(void* p, amp_dtype t, AMPI_V16 x, size_t count) {
     float whole[AMPI_LANES];
     ampi_v_store_typed(whole, t, x);
-    memcpy(p, whole, count * (t == AMP_F32 ? 4 : 2));
+    AMPI_K(copy_part)(p, whole, t, count);
 }
 #endif
 #if AMPI_PASS_WIDTH < 8
