@@ -1959,7 +1959,8 @@ typedef struct amp_generate_desc {
     float    temperature;  /* logits are divided by it; 0 = 1; AMP_ZERO = the largest logit wins */
     int      top_k;        /* tokens are drawn from the k largest logits, the first of equals; 0 =
                               all */
-    int      classes;      /* as in amp_loss_desc */
+    int      classes;      /* the first logits, to draw from; 0 = those that a cross-entropy of these
+                              logits has, else all */
     uint64_t seed;         /* of the draws */
     /* Hears each token; a result other than 0 ends the text. */
     int    (*on_token)(int32_t token, void* user_data);
@@ -18655,6 +18656,9 @@ AMPI_FN amp_result ampi_text_check(ampi_text* t, amp_model* m, amp_value logits,
         || (d->temperature < 0.0f && d->temperature != (float)AMP_ZERO),
         "generate: temperature is %g, it must be positive, or AMP_ZERO",
         (double)d->temperature);
+    AMPI_EACH_LOSS(loss)
+        if (d->classes == 0 && ampi_has_labels(loss)
+            && ampi_source(loss->inputs[0]) == ampi_source(n)) d->classes = (int)loss->classes;
     if (d->classes == 0) d->classes = features;
     if (d->top_k == 0 || d->top_k > d->classes) d->top_k = d->classes;
     if (d->temperature < 0.0f) d->top_k = 1;

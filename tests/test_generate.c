@@ -9,12 +9,18 @@ enum { WORDS = 11, LONGEST = 6, DIM = 8, TEXT = 40 };
 typedef struct speaker { amp_model* m; amp_value tokens, logits; } speaker;
 
 /* Logits of the last token alone: row v of `table` behind token v. */
-static speaker make_table(const float* table) {
+static speaker make_table(const float* table, int classes) {
     const amp_model_desc d = model_desc(2, AMP_O0, AMP_F16);
     speaker s;
     s.m = new_model(&d);
     s.tokens = amp_tokens(s.m, LONGEST);
     s.logits = amp_embedding(s.m, s.tokens, WORDS, WORDS);
+    if (classes > 0) {
+        amp_loss_desc loss;
+        memset(&loss, 0, sizeof loss);
+        loss.classes = classes;
+        amp_softmax_cross_entropy_with(s.m, s.logits, &loss);
+    }
     CHECK_MSG(amp_model_finalize(s.m) == AMP_OK, "%s", amp_model_error(s.m));
     CHECK(amp_model_write_param(s.m, amp_model_find_param(s.m, "embedding1.weight"), table) == AMP_OK);
     return s;
@@ -112,7 +118,7 @@ static void test_greedy(void) {
     speaker s;
     for (i = 0; i < COUNT(table); i++) table[i] = test_uniform();
     for (i = 0; i < WORDS; i++) table[i * WORDS + (i * 3 + 1) % WORDS] = 5.0f;
-    s = make_table(table);
+    s = make_table(table, 0);
     memset(&d, 0, sizeof d);
     d.temperature = AMP_ZERO;
     CHECK(amp_generate(s.m, s.logits, &token, 1, text, TEXT, &d) == AMP_OK);
@@ -181,7 +187,7 @@ static void test_draws(void) {
     speaker s;
     const int32_t token = 0;
     for (i = 0; i < COUNT(table); i++) table[i] = (float)(i % WORDS * 7 % WORDS) * 0.3f;    /* each row the same */
-    s = make_table(table);
+    s = make_table(table, 0);
     for (t = 0; t < COUNT(temperatures); t++)
         for (top = 0; top < WORDS; top += 3) {
             const double temperature = t ? (double)temperatures[t] : 1.0;
@@ -220,7 +226,7 @@ static void test_ties(void) {
     speaker s;
     for (i = 0; i < COUNT(table); i++)
         table[i] = i % WORDS == 2 ? -INFINITY : i % WORDS >= WORDS - 2 ? NAN : i % WORDS == 1 ? -1.0f : 2.0f;
-    s = make_table(table);
+    s = make_table(table, 0);
     memset(&d, 0, sizeof d);
     d.top_k = 3;
     d.classes = WORDS - 2;
@@ -233,6 +239,12 @@ static void test_ties(void) {
     d.classes = 0;
     CHECK(amp_generate(s.m, s.logits, &token, 1, text, 3, &d) == AMP_ERR_OVERFLOW);
     CHECK_MSG(strcmp(heard, "generate: logits of token 0 are not finite") == 0, "%s", heard);
+
+    /* a vocabulary that only fills up, as the loss says */
+    amp_model_destroy(s.m);
+    s = make_table(table, WORDS - 2);
+    CHECK_MSG(amp_generate(s.m, s.logits, &token, 1, text, COUNT(text), &d) == AMP_OK, "%s", heard);
+    for (i = 0; i < COUNT(text); i++) CHECK(text[i] != 2 && text[i] < WORDS - 2);
     for (i = 0; i < COUNT(table); i++) table[i] = -INFINITY;
     CHECK(amp_model_write_param(s.m, amp_model_find_param(s.m, "embedding1.weight"), table) == AMP_OK);
     CHECK(amp_generate(s.m, s.logits, &token, 1, text, 3, &d) == AMP_ERR_OVERFLOW);
@@ -253,7 +265,7 @@ static void test_callback(void) {
     amp_generate_desc d;
     speaker s;
     for (i = 0; i < COUNT(table); i++) table[i] = test_uniform();
-    s = make_table(table);
+    s = make_table(table, 0);
     memset(&d, 0, sizeof d);
     CHECK(amp_generate(s.m, s.logits, &token, 1, expected, 10, &d) == AMP_OK);
     d.on_token = until_four;
@@ -277,7 +289,7 @@ static void test_refusals(void) {
     const amp_value none = { 0, 0 };
     amp_model_desc md = model_desc(1, AMP_O0, AMP_F16);
     amp_generate_desc d;
-    speaker s = make_table(table), rows;
+    speaker s = make_table(table, 0), rows;
     check_silent(&s, s.logits, NULL, 2, 2, NULL, AMP_ERR_ARGUMENT, "generate: prompt is NULL");
     check_silent(&s, s.logits, prompt, 0, 2, NULL, AMP_ERR_ARGUMENT, "generate: prompt_count is 0, at least 1 is needed");
     check_silent(&s, s.logits, prompt, 2, -1, NULL, AMP_ERR_ARGUMENT,
