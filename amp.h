@@ -1959,8 +1959,8 @@ typedef struct amp_generate_desc {
     float    temperature;  /* logits are divided by it; 0 = 1; AMP_ZERO = the largest logit wins */
     int      top_k;        /* tokens are drawn from the k largest logits, the first of equals; 0 =
                               all */
-    int      classes;      /* the first logits, to draw from; 0 = those that a cross-entropy of these
-                              logits has, else all */
+    int      classes;      /* the first logits, to draw from; 0 = as many as a cross-entropy of them
+                              has, else all */
     uint64_t seed;         /* of the draws */
     /* Hears each token; a result other than 0 ends the text. */
     int    (*on_token)(int32_t token, void* user_data);
