@@ -21107,7 +21107,8 @@ AMPI_COMPILE_WELL
    New are positions and lengths of amp_batch, amp_data, amp_input_desc, amp_layer, amp_custom;
    classes of amp_loss_desc, sd and transposed of amp_linear_desc. Zero these structs.
    amp_group refuses a layer without parameters. amp_backward without seeds is an error in a model
-   without a loss, and seeds with inf or NaN leave the loss scale alone.
+   without a loss, and seeds with inf or NaN leave the loss scale alone. A reader of amp_data that
+   fills another number of samples than it was asked for is an error; its n was ignored.
    amp_cuda.cuh: operators on raw device pointers are entries of amp_cuda_backend()'s table:
    amp_cuda_linear_forward(...) is amp_cuda_backend()->linear_forward(...).
 
