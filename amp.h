@@ -10097,6 +10097,7 @@ AMPI_FN void ampi_bn_sums(const ampi_bn_plan* f, ampi_norm_channels* g, ampi_ter
        tile before */
     for (size_t c = 0; c < g->count; c++, q.mean++) {
         ampi_row_sums s;
+        AMPI_CLEAR(s);  /* gcc does not see that these terms have both sums */
         for (size_t i = 0; i < f->n; i += f->planes)
             AMPI_EACH_TILE(k, pixels, f->spatial, AMPI_TILE) {
                 const size_t at = i * image + first + c * f->spatial + k;
