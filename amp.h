@@ -5480,7 +5480,7 @@ AMPI_KERNEL_FN void AMPI_K(pack_a_panels)(const AMPI_LOOPS* q, AMPI_MICRO_ARGS* 
         size_t m) {
     const ampi_operand* a = &q->s->a;
     const size_t depth = u->k + AMPI_PAD;
-    float* const widened = q->a_block + m * depth;
+    float* const widened = q->a_block + m * depth;  /* a row that is not FP32, behind the panels */
     size_t rows;
     u->row_step = 1;
     u->k_step = 0;  /* see micro_rows: the rows of each micro-panel */

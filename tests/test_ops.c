@@ -2009,8 +2009,7 @@ static void test_pool_pad_end(void) {
     }
 }
 
-/* The usual windows, in tensors of one type, with rows shorter and longer than vectors: some have ways of their
-   own. */
+/* The usual windows, in tensors of one type, with rows shorter and longer than vectors. */
 static amp_pool2d_shape usual_pool(amp_pool kind, int i, int width) {
     static const int forms[][3] = { { 2, 2, 0 }, { 3, 2, 1 }, { 3, 2, 0 }, { 3, 1, 1 },
                                     { 2, 1, 0 }, { 5, 2, 2 }, { 5, 1, 2 } };                 /* kernel, stride, pad */
